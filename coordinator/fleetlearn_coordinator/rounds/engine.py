@@ -22,7 +22,6 @@ from fleetlearn_protocol.errors import Code
 from fleetlearn_coordinator.rounds.commands import (
     LATE,
     LOST,
-    PRIVACY_LIMIT,
     STALE,
     SURPLUS,
     Abandon,
@@ -33,7 +32,6 @@ from fleetlearn_coordinator.rounds.commands import (
     Revived,
 )
 from fleetlearn_coordinator.rounds.exchange import SavedExchange
-from fleetlearn_coordinator.rounds.participation_limits import ParticipationLimits
 from fleetlearn_coordinator.rounds.round_state import EngineState
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_coordinator.rounds.training_tasks import Restored
@@ -114,28 +112,22 @@ class Engine(EngineState):
             now + max(self.settings.grace, RESTART_GRACE),
         )
         self.tasks.restore(found, self.round, self.version, ends, expires)
-        ended = self._restore_limits()
+        self._restore_limits()
         beside = self.round_exchanges
         if beside is not None and found.round is not None and beside.closes(self.round):
             self.phase, beside.commit = Phase.COMMITTING, Commit(self.round, self.causes())
-        return ended + self._advance(now)
+        return self._advance(now)
 
-    def _restore_limits(self) -> list[Command]:
-        """Count the reports that the book was restored with. A device that may not take part now,
-        such as under a plan whose limits are stricter, need not go on with its task."""
+    def _restore_limits(self) -> None:
+        """Count the reports that the book was restored with."""
         if self.limits is None:
-            return []
-        commands, book, first = list[Command](), self.book, self.limits.release
-        for device in book.accepted.values():
-            self.limits.count_again(device, first)
+            return
+        first = self.limits.release
+        for device in self.book.accepted.values():
+            self.limits.count(device, first)
         first += self.phase is Phase.OPEN  # early reports are for the rounds after the open one
-        for place, device in enumerate(book.early.values()):
-            self.limits.count_again(device, first + place // self.settings.goal)
-        for device in list(book.tasks):
-            if why := self.limits.why_not(device):
-                at = self.round_for_ended_tasks
-                commands += self.tasks.cancel(device, PRIVACY_LIMIT, at, Code.NOT_WANTED, why)
-        return commands
+        for place, device in enumerate(self.book.early.values()):
+            self.limits.count(device, first + place // self.settings.goal)
 
     def restore_exchange(self, kind: str, found: SavedExchange, now: float) -> None:
         """Go on with the exchange of this kind that an earlier process opened last. ``begin``
@@ -253,7 +245,10 @@ class Engine(EngineState):
         early = self.phase is not Phase.OPEN and self.settings.outlive
         good = min(self.reports_together(), self._held_tasks(devices, tasks))
         if self.limits is not None:
-            good = self._count_participations(devices[:good], self.limits)
+            release = self.release_of_reports()
+            good = next((row for row in range(good) if not self.may_report(devices[row])), good)
+            for device in devices[:good]:
+                self.limits.count(device, release)
         self.tasks.complete(devices[:good], tasks, early=early)
         if good < len(tasks):
             device, task = devices[good], tasks[good]
@@ -264,16 +259,6 @@ class Engine(EngineState):
         if goes_on and not self.asks_next():
             return []  # their slots stay taken: no device can be given a task
         return self._advance(now)
-
-    def _count_participations(self, devices: Sequence[str], limits: ParticipationLimits) -> int:
-        """Count reports of these devices for their release. Returns how many, from the first on,
-        may count."""
-        release = self.release_of_reports()
-        for row, device in enumerate(devices):
-            if not limits.may_take_part(device, release):
-                return row
-            limits.count(device, release)
-        return len(devices)
 
     def _held_tasks(self, devices: Sequence[str], tasks: Sequence[str]) -> int:
         """Return how many of these tasks, from the first on, are held by their devices."""
@@ -497,8 +482,7 @@ class Engine(EngineState):
         )
         if not can or not self.participation.may_revive(self.book):
             return []
-        limits = self.limits
-        if limits is not None and not limits.may_take_part(device, self.release_of_reports()):
+        if not self.may_report(device):
             return []
         if not self.tasks.revive(device, task, self.participation.lease_ends(self.deadline, now)):
             return []

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from fleetlearn_protocol.errors import Code, ProtocolError
 
@@ -82,11 +82,10 @@ class ParticipationLimits:
         """Return whether a report of the device may count for this release."""
         return self.first_release(device) <= release
 
-    def check(self, device: str, release: int) -> None:
-        """Raise PrivacyLimitError if a report of the device may not count for this release."""
-        if not self.may_take_part(device, release):
-            text = f"the report may not count for release {release}: {self.why_not(device)}"
-            raise PrivacyLimitError(text)
+    def refuse(self, device: str, release: int) -> NoReturn:
+        """Raise PrivacyLimitError: a report of the device may not count for this release."""
+        text = f"the report may not count for release {release}: {self.why_not(device)}"
+        raise PrivacyLimitError(text)
 
     def is_done(self, device: str) -> bool:
         """Return whether the device took part as often as it ever may."""
@@ -121,9 +120,7 @@ class ParticipationLimits:
     # --- what happens ---
 
     def count(self, device: str, release: int) -> None:
-        """A report of the device counts for this release. Raises PrivacyLimitError, and changes
-        nothing, if it may not."""
-        self.check(device, release)
+        """A report of the device counts for this release, which the device may take part in."""
         self.pending.setdefault(device, []).append(release)
 
     def taking_part(self) -> list[str]:
@@ -162,11 +159,6 @@ class ParticipationLimits:
         return devices
 
     # --- the state, taken and brought back ---
-
-    def count_again(self, device: str, release: int) -> None:
-        """A report of the device counted for this release before a restart. It is in the sum,
-        whatever the limits are now."""
-        self.pending.setdefault(device, []).append(release)
 
     def restore(self, releases: int, rows: Iterable[tuple[str, int, int]], since: int = 1) -> None:
         """Go on after this many releases, with the segment that began with release ``since``.

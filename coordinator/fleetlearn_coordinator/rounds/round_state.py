@@ -225,11 +225,16 @@ class EngineState:
         ahead = len(self.book.early) // self.settings.goal  # as in ``report_terms``
         return self.limits.release + (self.phase is Phase.COMMITTING) + ahead
 
+    def may_report(self, device: str) -> bool:
+        """Return whether the limits of participation let a report of the device count now."""
+        limits = self.limits
+        return limits is None or limits.may_take_part(device, self.release_of_reports())
+
     def check_participation(self, device: str) -> None:
-        """Raise PrivacyLimitError if the device takes part too often where its report counts now.
-        Whoever calls this ends the task, with the cause PRIVACY_LIMIT."""
-        if self.limits is not None:
-            self.limits.check(device, self.release_of_reports())
+        """Raise PrivacyLimitError where the device may not report now. The caller ends the task,
+        with the cause PRIVACY_LIMIT."""
+        if self.limits is not None and not self.may_report(device):
+            self.limits.refuse(device, self.release_of_reports())
 
     def check_staleness(self, device: str) -> None:
         """Raise ProtocolError (stale-round) if the update of the device's task is too stale to

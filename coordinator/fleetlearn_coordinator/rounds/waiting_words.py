@@ -76,11 +76,30 @@ def _for_devices(state: EngineState, now: float) -> str:
         left = max(0.0, until - now)
         return (
             f"a round begins in {left:.0f} s, or when {rule.goal} devices (round.goal) are there; "
-            f"{there} are"
+            f"{there} are{_limited(state)}"
         )
     needed = 1 if rule.asynchronous else rule.minimum
     devices = "device" if needed == 1 else "devices (round.minimum)"
-    return f"a round needs {needed} {devices}, and {there or 'none'} can take part"
+    count = there or "none"
+    return f"a round needs {needed} {devices}, and {count} can take part{_limited(state)}"
+
+
+def _limited(state: EngineState) -> str:
+    """Return how many connected devices may not take part in the next release of a private run, and
+    why; empty if all may."""
+    limited, rule = state.selection.limited, state.settings
+    if not limited:
+        return ""
+    done = limited.done()
+    later, parts = len(limited) - done, list[str]()
+    if later:
+        parts.append(f"{later} took part lately (privacy.separation = {rule.separation})")
+    if done:
+        most = rule.participations
+        parts.append(f"{done} took part as often as they may (privacy.participations = {most})")
+    devices = "device" if len(limited) == 1 else "devices"
+    why = ", ".join(parts)
+    return f"; {len(limited)} connected {devices} may not: {why}. Others have to connect"
 
 
 def _for_reports(state: EngineState, now: float) -> str:
@@ -102,7 +121,7 @@ def _for_reports(state: EngineState, now: float) -> str:
     failed = (
         f"; {named(failures)} failed {1 + SECOND_CHANCES} times in this round" if failures else ""
     )
-    return f"{said}, and waits until another device connects, {left}{failed}"
+    return f"{said}, and waits until another device connects, {left}{failed}{_limited(state)}"
 
 
 def named(devices: Collection[str]) -> str:

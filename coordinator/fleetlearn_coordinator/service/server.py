@@ -142,14 +142,20 @@ class RunServer:
             return self._finished()
         if self.done.done() and self.run.finished is None:
             return self._stopping()
-        waits = waits_for_in_general(self.engine)
+        limits, waits = self.engine.limits, waits_for_in_general(self.engine)
+        if limits is not None:
+            waits = limits.why_not(check_in.device) or waits
         welcomed = welcome(check_in, self.host.heartbeat, self.unfit(check_in), waits, newest)
         return Admitted(self, welcomed, self.download, self.upload)
 
     def unfit(self, check_in: CheckIn) -> str:
         """Return why the device can have no task of this run, for its owner; empty if it can."""
-        selection = self.run.selection
-        return self._lacks(check_in) or ("" if selection is None else selection.why_not(check_in))
+        if lacks := self._lacks(check_in):
+            return lacks
+        limits, selection = self.engine.limits, self.run.selection
+        if limits is not None and limits.is_done(check_in.device):
+            return limits.why_not(check_in.device)
+        return "" if selection is None else selection.why_not(check_in)
 
     def _lacks(self, check_in: CheckIn) -> str:
         """Return why the device cannot do any task of this run; empty if it can."""

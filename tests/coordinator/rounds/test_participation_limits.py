@@ -47,9 +47,10 @@ def test_a_device_waits_for_its_separation():
 def test_a_device_takes_part_once_in_a_release_at_most():
     limits = ParticipationLimits(separation=1)
     limits.count("a", 1)
+    assert not limits.may_take_part("a", 1)
     with pytest.raises(PrivacyLimitError, match="took part in release 1, and may again from"):
-        limits.count("a", 1)
-    assert limits.pending == {"a": [1]}
+        limits.refuse("a", 1)
+    assert limits.may_take_part("a", 2)
     limits.count("a", 2)  # early, for the release after
     assert limits.first_release("a") == 3
 
@@ -66,7 +67,7 @@ def test_a_device_takes_part_as_often_as_it_may_and_never_again():
         "(privacy.participations)"
     )
     with pytest.raises(ProtocolError, match="2 times") as refused:
-        limits.check("a", 1000)
+        limits.refuse("a", 1000)
     assert refused.value.code is Code.NOT_WANTED  # devices of any age know it
     assert not limits.is_done("b")
 
