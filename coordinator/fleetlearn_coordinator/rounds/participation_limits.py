@@ -69,11 +69,12 @@ class ParticipationLimits:
     def first_release(self, device: str) -> int:
         """Return the first release that the device may take part in. NEVER: none."""
         known, pending = self.known.get(device), self.pending.get(device)
-        if known is None and not pending:
+        if pending is not None:
+            last, times = pending[-1], len(pending) + (0 if known is None else known.times)
+        elif known is not None:
+            last, times = known
+        else:
             return 1
-        last, times = known or Participations(1 - self.separation, 0)
-        if pending:
-            last, times = pending[-1], times + len(pending)
         if self.participations is not None and times >= self.participations:
             return NEVER
         return last + self.separation
@@ -167,6 +168,11 @@ class ParticipationLimits:
         self.release, self.since = releases + 1, since
         self.known = {device: Participations(last, times) for device, last, times in rows}
 
+    def made(self) -> tuple[int, list[tuple[str, int, int]], int]:
+        """Return what is known of the releases that were made: for ``restore``."""
+        rows = [(device, *known) for device, known in self.known.items()]
+        return self.release - 1, rows, self.since
+
     def snapshot(self) -> list[Any]:
         """Return the state as plain values: for ``take_up``."""
         return [
@@ -214,13 +220,14 @@ class LimitedDevices:
             if not devices:
                 del self._by_release[first]
 
-    def take_due(self, release: int) -> list[str]:
-        """Remove the devices that may take part in this release. Returns them, sorted."""
-        due = [first for first in self._by_release if first <= release]
-        devices = sorted(device for first in due for device in self._by_release.pop(first))
-        for device in devices:
+    def take_due(self, release: int) -> set[str]:
+        """Remove the devices that may take part in this release. Returns them."""
+        due = set[str]()
+        for first in [first for first in self._by_release if first <= release]:
+            due |= self._by_release.pop(first)
+        for device in due:
             del self.first[device]
-        return devices
+        return due
 
     def done(self) -> int:
         """Return how many of them may take part in no release."""

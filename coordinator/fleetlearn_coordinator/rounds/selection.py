@@ -116,6 +116,18 @@ class Selection:
         self.limited.add(device, first)
         return True
 
+    def _limit_resting(self, limits: ParticipationLimits) -> None:
+        """Another release is the next one: of the devices that rest, let those wait that may take
+        part in a later one alone, and let those rest that waited for this one."""
+        release = limits.release
+        due = self.limited.take_due(release)
+        for device in list(self.resting):
+            first = limits.first_release(device)
+            if first > release:
+                self.resting.remove(device)
+                self.limited.add(device, first)
+        self.resting.update(due)
+
     def may_take_part(self, device: str) -> bool:
         """Return whether the limits let the device take part in the next release."""
         return self.limits is None or self.limits.may_take_part(device, self.limits.release)
@@ -257,6 +269,8 @@ class Selection:
         """The round is over: all devices may be given a task again. ``reported``: those whose
         reports counted."""
         self.members = None
+        if self.limits is not None:
+            self._limit_resting(self.limits)
         # no device waits for another there
         held_up = 0 if self.settings.asynchronous else self.held_up
         self.reliability.end_round(reported, held_up, self.settings.cohort - self.settings.goal)
@@ -272,15 +286,8 @@ class Selection:
         self.had_turn.clear()
         self.updates.clear()
         self.held_up = 0
-        if self.limits is not None:
-            for device in self.limited.take_due(self.limits.release):
-                self.add(device)
 
     def _end_rest_of_all(self) -> None:
-        if self.limits is not None:
-            for device in [device for device in self.resting if not self.may_take_part(device)]:
-                self.resting.remove(device)
-                self.add(device)
         put_back(self.idle, self.resting)
 
     def go_on(self, devices: Iterable[str]) -> None:

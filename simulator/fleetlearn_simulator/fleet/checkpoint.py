@@ -67,6 +67,7 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         "version": engine.version + 1,
         "round": engine.round,
         "releases": engine.releases,
+        "limits": engine.limits,
         "book": engine.book,
         "pace": engine.pace,
         "tasks": tasks,
@@ -131,6 +132,7 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
         state.get("pace"),
         state.get("series") or _series_of_earlier_version(state),
         state.get("releases", 0),  # an earlier version had none
+        state.get("limits"),
     )
     coordinator.resume(taken, list(map(name_of, there)), state.get("selection"))
     coordinator.restore_rates(state.get("rates"))

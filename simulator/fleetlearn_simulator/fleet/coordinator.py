@@ -337,6 +337,8 @@ class SimulatedCoordinator:
         old, book = self.engine, self.engine.book
         self.engine = Engine(old.settings, old.prefix, old.version, old.round, old.releases)
         selection.hand_over(old, self.engine)
+        if old.limits is not None and self.engine.limits is not None:
+            self.engine.limits.restore(*old.limits.made())
         if old.pace is not None and self.engine.pace is not None:
             self.engine.pace.bookings.restore(old.pace.bookings.state(now), now)
         for kind, series in old.exchanges.items():

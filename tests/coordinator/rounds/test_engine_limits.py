@@ -436,6 +436,7 @@ SEARCH = settings(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_each_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, owner, name, wrong = MISTAKES[mistake]
