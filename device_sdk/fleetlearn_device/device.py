@@ -299,6 +299,10 @@ class Device:
                 return
             await asyncio.to_thread(self._look_at_data, directory.path)
             keys = trust_first(directory.path, self.trust)
+            held = directory.outbox.load()
+            if held is not None:
+                # A process that died between the two left the checkpoint of a finished training.
+                directory.checkpoint.clear()
             session = Session(
                 directory.device,
                 max(1, round(self.data.examples * (1 - self.hold_out))),
@@ -306,7 +310,7 @@ class Device:
                 software=f"fleetlearn {installed_version()}",
                 algorithms=known_algorithms(self.runtime),
                 exchanges=(*ANSWERS,),
-                held=directory.outbox.load(),
+                held=held,
                 trusted=Trusted(keys, find_verifier()) if keys else None,
                 until_finished=self.until_finished,
             )

@@ -341,6 +341,30 @@ def test_a_coordinator_that_stops_reading_is_aborted_and_the_update_comes_later(
     asyncio.run(test())
 
 
+def test_the_checkpoint_of_a_finished_update_goes_at_the_next_start(
+    data: Any, tmp_path: Path
+) -> None:
+    """A process died after it saved the update and before it deleted the checkpoint, which holds
+    the trained model: without the noise that the update may have."""
+    update = np.ones(3, np.float32)
+    report = Report("t1", 1, (FLOAT32.part("update", update),), 20, 3, 1.0, True, 0.5)
+    state = StateDirectory(tmp_path)
+    state.outbox.save(report, (update.data.cast("B"),))
+    state.checkpoint.save("t1", b"", {"local": update})
+    state.close()
+
+    async def test() -> None:
+        async with scripted() as coordinator:
+            device = Device(coordinator.url, data=data, state_dir=tmp_path, timing=QUICK)
+            async with serving(device):
+                line = await coordinator.line()
+                assert (await line.check_in()).held == Held("t1", 1)
+                assert not (tmp_path / "checkpoint").exists()
+                await line.accept(await line.expect(Report))
+
+    asyncio.run(test())
+
+
 def test_a_coordinator_that_gives_no_sign_of_life_is_left(
     data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -481,7 +481,7 @@ class Driver:
         except Exception as error:
             self._end_failed(task.task, error)
         else:
-            report = finished.report
+            report = self._trainer.own_report or finished.report
             log.info(
                 "task %s: trained %d steps, %.4g epochs%s, loss %.6g on this device's data, in "
                 "%.2f s%s",
@@ -504,7 +504,7 @@ class Driver:
                 ),
             )
             self._finished = finished
-            self.post(lambda: session.trained(report))
+            self.post(lambda: session.trained(finished.report, report.examples))
 
     def _why_partial(self) -> str:
         return "the device pauses" if self._trainer.enough.is_set() else "the time is over"

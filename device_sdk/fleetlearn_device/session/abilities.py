@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleetlearn_protocol.algorithms import EXCHANGES
-from fleetlearn_protocol.encodings import FAMILIES, FLOATS, is_known
+from fleetlearn_protocol.encodings import FAMILIES, FLOATS, is_known, leaves_residual
 from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, content_of
-from fleetlearn_protocol.messages import BUFFERS, PLAIN, Question, Task
+from fleetlearn_protocol.messages import BUFFERS, PLAIN, UPDATE, Question, Task
 
-PRIVACY = ("clip",)
+PRIVACY = ("clip", "local-noise")
 """What this SDK can do for privacy, as a check-in says it."""
 
 
@@ -40,9 +40,21 @@ def unsupported(
 
 
 def _unknown_noise(task: Task) -> str | None:
+    """Return why the device cannot add the noise that the task asks for; None if it can, or there
+    is none to add."""
     if task.local_noise is None:
         return None
-    return "the task asks the device to add noise to its update; this device cannot do that"
+    noise = "the task asks the device to add noise to its update"
+    if task.clip is None:
+        return f"{noise}, and does not bound the update (`clip`): no noise hides one of any length"
+    if others := [name for name in task.parts if name != UPDATE]:
+        return f"{noise}, and asks for the part {others[0]}, which the noise does not hide"
+    if leaves_residual(task.parts[UPDATE]):
+        return (
+            f"{noise} and to send it as {task.parts[UPDATE]}, which leaves out most of it: "
+            "expected an encoding of all elements, such as float32"
+        )
+    return None
 
 
 def _unknown_question(question: Question, exchanges: Sequence[str]) -> str | None:

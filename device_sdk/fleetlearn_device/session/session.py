@@ -319,14 +319,15 @@ class Session:
         self.work = Locating(work.assignment)
         return self._locate()
 
-    def trained(self, report: Report) -> Commands:
-        """Training ended well; ``report`` describes its update."""
+    def trained(self, report: Report, examples: int | None = None) -> Commands:
+        """Training ended well; ``report`` describes its update. ``examples``: how many the device's
+        data gave. None: as many as the report says."""
         # A task that was to be kept by a device that stops may have ended in that moment.
         kept = self.stopping and isinstance(self.work, Locating)
         if not (kept or isinstance(self.work, Training)) or self.work.task_id != report.task:
             return self.ended(report.task)
         # what the passes gave may be another number than what was stated
-        self.examples = report.examples
+        self.examples = report.examples if examples is None else examples
         self.work = Saving(report)
         return [SavePending(report)]
 

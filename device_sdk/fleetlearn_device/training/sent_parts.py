@@ -9,12 +9,14 @@ from typing import NamedTuple
 import numpy as np
 from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, find_encoding, leaves_residual
 from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.messages import BUFFERS, UPDATE
+from fleetlearn_protocol.messages import BUFFERS, UPDATE, Task
 from fleetlearn_protocol.vector import Vector, scatter
 
 from fleetlearn_device.training.algorithms import ALGORITHMS, UnsupportedError
 from fleetlearn_device.training.clipping import encode_clipped
+from fleetlearn_device.training.local_noise import add_noise
 from fleetlearn_device.training.train import DivergedError
 from fleetlearn_device.training.work import TaskOutcome
 
@@ -54,25 +56,25 @@ def check_parts(asked: Mapping[str, str], manifest: Manifest) -> None:
 
 
 def tied_as_sent(
-    algorithm: str,
+    task: Task,
     hyper: Mapping[str, float],
-    asked: Mapping[str, str],
     outcome: TaskOutcome,
-    sent: SentParts,
+    contents: Mapping[str, Buffer],
     manifest: Manifest,
 ) -> dict[str, Vector]:
     """Return the algorithm's tied vectors after the task, as the coordinator counts the update.
 
     FedDyn's lambda_k must change by the update that the coordinator's h changes by, which is what
-    its bytes mean. A lossy encoding rounds the update, and a bound on its norm may make it shorter:
-    lambda_k must change by what is left. ``hyper``: all of the bundle's values; ``sent``: as
-    ``encode_parts`` made it."""
-    tied, factors = dict(outcome.tied), ALGORITHMS[algorithm].per_update
-    as_it_is = asked[UPDATE] == FLOAT32.name and sent.clipped is None
+    its bytes mean. A lossy encoding rounds the update, a bound on its norm may make it shorter, and
+    it may have noise: lambda_k must change by what is sent. ``hyper``: all of the bundle's values;
+    ``contents``: as ``encode_parts`` made them."""
+    tied, factors = dict(outcome.tied), ALGORITHMS[task.algorithm].per_update
+    encoding = task.parts[UPDATE]
+    as_it_is = encoding == FLOAT32.name and task.clip is None
     if not factors or as_it_is:
         return tied
     update = outcome.parts[UPDATE]
-    rounding = find_encoding(asked[UPDATE]).decode(sent.contents[UPDATE], len(update)) - update
+    rounding = find_encoding(encoding).decode(contents[UPDATE], len(update)) - update
     scatter(rounding, manifest.buffers, 0.0)
     for name, factor in factors.items():
         tied[name] = tied[name] + np.float32(factor(hyper)) * rounding
@@ -85,9 +87,14 @@ def encode_parts(
     seed: int,
     tied: Mapping[str, Vector],
     clip: float | None = None,
+    noise: float | None = None,
 ) -> SentParts:
-    """Encode the parts as a task asks. ``tied``: what it goes on from; ``clip``: the greatest L2
-    norm that the update may have (clipping.py).
+    """Encode the parts as a task asks.
+
+    tied: what it goes on from. clip: the greatest L2 norm that the update may have (clipping.py).
+    noise: the standard deviation of what is added to each of its elements after the clipping
+    (local_noise.py), from another secret in each call; with it comes a clip, and an encoding
+    without a residual.
 
     With top-k, what did not travel of the device's earlier updates is added to this one, and what
     does not travel now is kept for the next (Stich, Cordonnier and Jaggi, "Sparsified SGD with
@@ -100,24 +107,22 @@ def encode_parts(
     try:
         for name, encoding in ((name, find_encoding(encoding)) for name, encoding in asked.items()):
             part = parts[name]
-            if name != UPDATE:
+            if name == UPDATE and clip is not None:
+                before = tied.get(RESIDUAL) if leaves_residual(encoding.name) else None
+                exact = FLOAT32 if noise is not None else encoding
+                sent = encode_clipped(exact, part, before, seed, clip)
+                contents[name], clipped = sent.content, sent.clipped
+                if leaves_residual(encoding.name):
+                    left[RESIDUAL] = sent.whole - sent.meant
+                if noise is not None:
+                    contents[name] = encoding.encode(add_noise(sent.meant, noise), seed)
+            elif name == UPDATE and leaves_residual(encoding.name):
+                part = part + tied.get(RESIDUAL, np.float32(0))
                 contents[name] = encoding.encode(part, seed)
-                continue
-            lossy = leaves_residual(encoding.name)
-            before = tied.get(RESIDUAL) if lossy else None
-            if clip is not None:
-                contents[name], meant, clipped, part = encode_clipped(
-                    encoding, part, before, seed, clip
-                )
-            elif lossy:
-                part = part + (np.float32(0) if before is None else before)
-                contents[name] = encoding.encode(part, seed)
-                meant = encoding.decode(contents[name], len(part))
+                # What the bytes mean, not what was chosen: the values may be rounded too.
+                left[RESIDUAL] = part - encoding.decode(contents[name], len(part))
             else:
                 contents[name] = encoding.encode(part, seed)
-            if lossy:
-                # What the bytes mean, not what was chosen: the values may be rounded too.
-                left[RESIDUAL] = part - meant
     except ProtocolError as error:
         raise DivergedError(error.text) from error
     return SentParts(contents, left, clipped)

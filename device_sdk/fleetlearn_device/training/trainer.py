@@ -47,6 +47,7 @@ from fleetlearn_device.training.algorithms import ALGORITHMS, check_step, run_al
 from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, FeatureData, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
+from fleetlearn_device.training.local_noise import withheld
 from fleetlearn_device.training.newest_model import NewestModel
 from fleetlearn_device.training.own_model import write_own_model
 from fleetlearn_device.training.progress import Checkpoint, Progress, read_checkpoint
@@ -162,6 +163,9 @@ class Trainer:
         self._provider: ProviderName = provider
         self.counted: int | None = None
         """Examples that the last complete pass gave, or several passes in the mean."""
+        self.own_report: Report | None = None
+        """The last training's report before anything was left out that the coordinator is not to
+        know: for the owner's log. None: there was no training yet."""
         self._noted: tuple[int, int] | None = None
         """The last (found, stated) numbers of examples of which the log has a line."""
         self._opened: tuple[Bundle, Runtime] | None = None
@@ -362,7 +366,8 @@ class Trainer:
                 batch_size=task.batch_size,
                 seed=task.seed,
                 time_budget=spent + left,
-                evaluate=task.evaluate,
+                # With its own noise a device sends no measurement: it need not be made.
+                evaluate=task.evaluate and task.local_noise is None,
                 held_out=whole.held_out,
                 counted=self.counted,
                 should_stop=self._must_stop,
@@ -378,9 +383,9 @@ class Trainer:
             if self.own_model is not None:
                 own = runtime.local if outcome.personal is None else outcome.personal
                 write_own_model(self.own_model, bundle, own)
-        sent = encode_parts(task.parts, outcome.parts, task.seed, tied, task.clip)
+        sent = encode_parts(task.parts, outcome.parts, task.seed, tied, task.clip, task.local_noise)
         hyper = check_hyper(task.hyper, bundle.manifest.hyper)
-        own_tied = tied_as_sent(task.algorithm, hyper, task.parts, outcome, sent, bundle.manifest)
+        own_tied = tied_as_sent(task, hyper, outcome, sent.contents, bundle.manifest)
         result = outcome.result
         if result.epochs >= 1 or result.evaluation is not None:
             self.counted = result.examples
@@ -403,6 +408,9 @@ class Trainer:
             lost_tied=bool(algorithm.tied) and task.kept is not None and not tied,
             clipped=sent.clipped,
         )
+        self.own_report = report
+        if task.local_noise is not None:
+            report = withheld(report, task)
         encode(report)  # raises here what the coordinator would refuse
         kept_by_device = result.kept_state, {**own_tied, **sent.tied}, outcome.personal
         return FinishedUpdate(report, tuple(sent.contents.values()), task.bundle, *kept_by_device)

@@ -447,6 +447,9 @@ def test_the_next_check_in_states_what_the_passes_gave() -> None:
     assert isinstance(sent.message, CheckIn)
     assert sent.message.examples == 3
     session = brought_to("training")
+    session.trained(msgspec.structs.replace(report(), examples=1), 3)  # a report that withholds it
+    assert session.examples == 3
+    session = brought_to("training")
     session.answered(Reply("A", "evaluation", fields_of(Evaluation(4, 1.0, {})), 1.0), 4)
     assert session.examples == 4
 

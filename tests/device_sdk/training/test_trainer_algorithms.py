@@ -287,3 +287,41 @@ def test_another_bound_does_not_begin_the_training_again(bundle: Bundle) -> None
     other = msgspec.structs.replace(given, clip=0.25, local_noise=0.5, privacy=note)
     assert task_fingerprint(given) == task_fingerprint(other)
     assert task_fingerprint(given) != task_fingerprint(msgspec.structs.replace(given, seed=8))
+
+
+@pytest.mark.parametrize("encoding", ["float32", "float16", "int8"])
+def test_with_noise_of_its_own_a_device_tells_nothing_but_the_noised_update(
+    state: StateDirectory, bundle: Bundle, encoding: str
+) -> None:
+    """Two trainings of the task have the same update and other noise. Nothing on the disk holds the
+    update without noise."""
+    given = msgspec.structs.replace(
+        task(bundle, "t1", algorithm="plain"), parts={UPDATE: encoding}, clip=0.25
+    )
+    free = do(state, bundle, given, save=False)
+    noised = msgspec.structs.replace(given, local_noise=0.5, evaluate=True)
+    first = do(state, bundle, noised, save=False)
+    done = do(state, bundle, noised)
+    assert len({bytes(each.contents[0]) for each in (free, first, done)}) == 3
+    report = done.report
+    assert (report.examples, report.steps, report.epochs, report.complete) == (1, 1, STEPS, True)
+    assert (report.loss, report.metrics, report.seconds, report.clipped) == (0.0, {}, 0.0, None)
+    assert report.evaluation is None
+    files = [path for path in state.path.rglob("*") if path.is_file()]
+    assert any(bytes(done.contents[0]) in path.read_bytes() for path in files)
+    assert not any(bytes(free.contents[0]) in path.read_bytes() for path in files)
+
+
+def test_the_owner_s_log_has_what_the_coordinator_is_not_told(
+    state: StateDirectory, bundle: Bundle
+) -> None:
+    given = msgspec.structs.replace(
+        task(bundle, "t1", algorithm="plain"), clip=0.25, local_noise=0.5
+    )
+    do(state, bundle, given, save=False)
+    trainer = Trainer(state, as_data(DEVICE.data), "onnx", 1)
+    sent = trainer.train(given, 100.0).report
+    assert trainer.own_report is not None
+    assert (sent.loss, sent.steps) == (0.0, 1)
+    assert trainer.own_report.loss > 0
+    assert trainer.own_report.steps == STEPS
