@@ -33,6 +33,7 @@ with needs("fleetlearn-simulate", "simulator"):
     from rich.table import Table
 
     from fleetlearn_simulator import result_commands
+    from fleetlearn_simulator.audit import audit_command
     from fleetlearn_simulator.fleet.fleet import Fleet
     from fleetlearn_simulator.interrupts import STOP_REQUESTED, begin_worker, interruptible
     from fleetlearn_simulator.results.replayed_run import replayed_runs
@@ -43,6 +44,7 @@ with needs("fleetlearn-simulate", "simulator"):
 
 app = command_app("fleetlearn-simulate", "Simulates a fleet of devices in virtual time.")
 app.add_typer(result_commands.app)
+app.add_typer(audit_command.app)
 ScenarioFile = Annotated[
     Path,
     typer.Argument(metavar="SCENARIO.toml", help="The plan, the devices, and what goes wrong."),

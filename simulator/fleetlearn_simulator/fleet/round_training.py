@@ -71,6 +71,9 @@ class RoundTraining:
         report as values. ``tied_to``: how what devices keep follows the updates that they send."""
         self.backend, self.seed, self.encoding, self.kept = backend, seed, encoding, kept
         self._buffers, self._tied_to = buffers, tied_to
+        self.replace: Callable[[Sequence[int], TrainedDevices], None] | None = None
+        """Changes the results of these devices in place, before they are clipped and encoded: what
+        an audit lets devices send. None: they send what they trained."""
         self.given: dict[int, GivenInRound] = {}
         """Round -> what its tasks train from, of the newest round and of others that are still
         needed."""
@@ -172,6 +175,8 @@ class RoundTraining:
                 reader = _Conspiracy(buffers, reader, chosen).read
             if not SPOILT_AFTER_TRAINING.isdisjoint(chosen.corrupt):
                 reader = partial(_read_and_spoil, self.seed, buffers, reader, chosen)
+            if self.replace is not None:
+                reader = partial(_read_and_replace, self.replace, reader, chosen)
             residuals = None if self.kept is None else self.kept.residuals
             reader = as_sent(self.encoding, residuals, reader, chosen, self._tied_to, clip)
             self.begun.update(zip(chosen.task, zip(repeat(reader), count()), strict=False))
@@ -343,6 +348,17 @@ def _read_and_spoil(
             with np.errstate(over="ignore"):  # the coordinator refuses what overflows
                 update = spoilt(seed, tasks.row(index), buffers.moves(found, [row])[0])
                 buffers.put(found, [row], update[None])
+    return found
+
+
+def _read_and_replace(
+    replace: Callable[[Sequence[int], TrainedDevices], None],
+    reader: ResultReader,
+    tasks: RunningTasks,
+    indices: Sequence[int],
+) -> TrainedDevices:
+    found = reader(indices)
+    replace([tasks.device[index] for index in indices[: len(found)]], found)
     return found
 
 
