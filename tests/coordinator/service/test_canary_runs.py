@@ -23,7 +23,7 @@ from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.messages import Accepted, Cancel, Failed, Grant, Refused, Task
 from live_schema import validator
-from peers import Peer, report_of, write_test_bundle
+from peers import Peer, plan_text, report_of, write_test_bundle
 from safetensors.numpy import save_file
 from several import SIZE, UPDATE, Several, run_async, settled, several
 
@@ -575,3 +575,27 @@ async def test_each_step_is_an_event_of_the_log_once(folder: Path) -> None:
     assert told == [
         ("canary-step", 0.25), ("canary-step", 0.5), ("canary-back", "asked by test")
     ]  # fmt: skip
+
+
+PRIVATE: dict[str, Any] = {
+    "recipe": "dp-fedavg",
+    "privacy__noise": 1.0,
+    "privacy__delta": 1e-6,
+    "privacy__population": 100,
+    "privacy__clip": 1.0,
+}
+
+
+@run_async
+async def test_neither_run_of_a_canary_can_be_private(folder: Path) -> None:
+    """Each would have a budget of its own for the same devices."""
+    async with several(folder) as host:
+        await host.add("a", **PRIVATE)
+        await host.add("b", **ASYNCHRONOUS)
+        text = plan_text(folder / "bundle", folder / "new.run", **PRIVATE)
+        (folder / "new.toml").write_text(text)
+        new = CanaryAsked(plan=str(folder / "new.toml"))
+        for old, asked in (("a", new), ("b", new), ("a", CanaryAsked(model="0", settings=FAST))):
+            with pytest.raises(FleetError, match=r"toml: with \[privacy\] there is no canary"):
+                begin_canary(operations(host), old, asked)
+        assert [run.name for run in host.wanted.runs()] == ["a", "b"]

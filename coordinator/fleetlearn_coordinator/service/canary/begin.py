@@ -153,6 +153,13 @@ def _check_new(
     operations: Operations, old: Plan, plan: Plan, settings: CanarySettings, asked: CanaryAsked
 ) -> None:
     """Raise FleetError where the canary's run could not be served beside the old one."""
+    if private := [each.file for each in (old, plan) if each.privacy is not None]:
+        text = (
+            f"{' and '.join(private)}: with [privacy] there is no canary. It is another run of the "
+            "same devices with a privacy budget of its own, and neither counts what the other "
+            "releases. Try the new plan in the simulator, then change the run's own plan"
+        )
+        raise PlanError(Code.BAD_MESSAGE, text)
     for share in settings.steps:
         scale_plan(plan, share).check_served(operations.service)
     bundles = [open_bundle(each.bundle, files=()).sha256 for each in (old, plan)]
