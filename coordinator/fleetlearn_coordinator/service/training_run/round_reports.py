@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import NamedTuple
 
 from fleetlearn_protocol.encodings import find_encoding
@@ -195,6 +196,11 @@ class RoundReports:
         """Return the report with what an earlier process knew of it. Its plan may have had no use
         for norms."""
         norms = NOT_MEASURED if row.norms is None else Norms(*row.norms)
+        bound = self.rules.weighing.bound
+        if row.norms is None and bound is not None and bound.enforced is not None:
+            # Nobody knows how long it is. Such rounds are given up (participations.py); should
+            # one come here, it adds nothing.
+            norms = Norms(inf, inf)
         weighed = (
             [] if self.rules.weighing.is_plain else [reported_of(row.report, row.weight, norms)]
         )
