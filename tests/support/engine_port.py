@@ -86,6 +86,9 @@ class EnginePort:
     ) -> None:
         self.carry_out(self.engine.end(device, task, cause, now))
 
+    def shown(self, task: str | None, text: str) -> str:
+        return text
+
     def refused(self, device: str, error: FleetError) -> None:
         pass
 

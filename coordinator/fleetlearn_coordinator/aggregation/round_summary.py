@@ -196,11 +196,11 @@ def describe_metrics(summary: Mapping[str, Any]) -> str:
 def describe(summary: Mapping[str, Any]) -> str:
     """Return a round's summary in one line."""
     dropped, metrics = describe_dropped(summary), describe_metrics(summary)
-    metrics = (
-        f"{metrics} on the devices' training examples, {measured_when(summary)}"
-        if metrics
-        else "no metrics"
-    )
+    if metrics:
+        noisy = ", with noise" if "metrics_noise" in summary.get("privacy", {}) else ""
+        metrics += f" on the devices' training examples, {measured_when(summary)}{noisy}"
+    else:
+        metrics = "no metrics"
     return (
         f"{summary['reports']} reports ({summary['partial']} partial), dropped: {dropped}; "
         f"{metrics}; change {summary['change']:.3g}; {summary['seconds']:.2f} s"

@@ -22,7 +22,6 @@ from fleetlearn_coordinator.service.views.records import (
     RunView,
     TokenView,
 )
-from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.identities import COMMAND, RUN, Identities
 from fleetlearn_coordinator.storage.identities import DATABASE as IDENTITIES
 from fleetlearn_coordinator.storage.runs import DATABASE as RUNS
@@ -156,8 +155,10 @@ class LocalTarget(LocalViews):
 
     def evaluate(self, name: str | None) -> OperationView:
         """Ask for an evaluation of the newest model. Raises FleetError."""
+        from fleetlearn_coordinator.service.training_run.evaluation_request import ask_to_evaluate
+
         place = self.place(name)
-        find_storage(place.data).requests.ask_for_evaluation()
+        ask_to_evaluate(place.data)
         return OperationView("evaluation", place.name, self._when(place.name))
 
     def enrol(

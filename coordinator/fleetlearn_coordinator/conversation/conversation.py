@@ -71,6 +71,11 @@ LOST_RACES = frozenset([Code.STALE_ROUND, Code.NOT_WANTED, Code.UNKNOWN_TASK, Co
 """Refusals that are no fault of a device: the round or the task that its message is about ended a
 moment before, or the coordinator was started again meanwhile."""
 
+TELL_OF_DATA = frozenset(
+    [Code.BAD_MESSAGE, Code.BAD_ENCODING, Code.NOT_FINITE, Code.OUT_OF_RANGE, Code.NORM_TOO_LARGE]
+)
+"""Refusals whose text may say what a report has in it. ``Port.shown`` decides who reads it; the
+device does."""
 WRONG_REPORTS = frozenset([Code.WRONG_PARTS, Code.WRONG_LENGTH, Code.BAD_MESSAGE])
 """Refusals of a report that end its task."""
 
@@ -246,10 +251,13 @@ class Conversation:
         *,
         ends_task: bool = False,
     ) -> None:
-        self._owner.perform(LogNote(f"refused: {error}"))
+        shown = error
+        if self.device is not None and error.code in TELL_OF_DATA:
+            shown = FleetError(error.code, self.port.shown(task, error.text))
+        self._owner.perform(LogNote(f"refused: {shown}"))
         self._owner.perform(SendMessage(Refused(error.code, error.text, task, sha256)))
         if self.device is not None:
-            self.port.refused(self.device, error)
+            self.port.refused(self.device, shown)
         if ends_task or error.code in LOST_RACES:
             self._races += 1
         else:
@@ -325,10 +333,11 @@ class Conversation:
     def _failed(self, device: str, message: Failed) -> None:
         if self.upload is not None and self.upload.report.task == message.task:
             self._stop_upload()
+        text = self.port.shown(message.task, message.text)
         self._owner.perform(
-            LogNote(f"failed task {message.task}: {message.code} {message.text!r}", warning=True)
+            LogNote(f"failed task {message.task}: {message.code} {text!r}", warning=True)
         )
-        self._end_task(device, message.task, f"{FAILED}{message.code}", message.text)
+        self._end_task(device, message.task, f"{FAILED}{message.code}", text)
 
     def _end_task(self, device: str, task: str, cause: str, text: str | None = None) -> None:
         self.port.end_task(device, task, cause, self.seen, text)

@@ -90,6 +90,10 @@ class Port(Protocol):
         the device's. ``text``: what a device that failed says, for people; None: its update was
         rejected."""
 
+    def shown(self, task: str | None, text: str) -> str:
+        """Return what people may read of a text that may follow from a device's data, such as what
+        a device says of the task that it failed: nothing of it in a private run."""
+
     def refused(self, device: str, error: FleetError) -> None:
         """A message of the device was refused, and the device told. Nothing follows from it
         here."""

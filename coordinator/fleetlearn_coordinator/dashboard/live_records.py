@@ -100,6 +100,9 @@ class About(Struct, kw_only=True):
     metric: str | None
     """The metric whose ``target`` ends training. None: none does."""
     target: float | None
+    private: Literal["none", "noised"] | UnsetType = UNSET
+    """Of a run with differential privacy: whether what devices measure is kept from everybody, or
+    shown with noise."""
 
 
 class ExchangeGlance(Struct):

@@ -38,13 +38,13 @@ from fleetlearn_coordinator.service.canary.decision import Action
 from fleetlearn_coordinator.service.live_page import RUN_TOPIC, AdministratorSessions, LivePage
 from fleetlearn_coordinator.service.several.operations import Operations, Verb, operating
 from fleetlearn_coordinator.service.status import read_status
+from fleetlearn_coordinator.service.training_run.evaluation_request import ask_to_evaluate
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.service.views.device_search import FITS, DeviceSearch
 from fleetlearn_coordinator.service.views.event_views import RunEvents
 from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_coordinator.storage.administrators import Administrator, Administrators, Role
 from fleetlearn_coordinator.storage.errors import StoreUnavailableError
-from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.identities import RUN
 from fleetlearn_coordinator.storage.runs import Population, WantedRun
 
@@ -401,7 +401,7 @@ class AdminApi:
         name, plan = self._plan_of(asked)
         read_status(plan.data_dir, since=2**62)  # it has a data directory
         asked.log("evaluation", {"run": name})
-        find_storage(plan.data_dir).requests.ask_for_evaluation()
+        ask_to_evaluate(plan.data_dir)
         return {"name": name}
 
     # Devices

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import msgspec
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.messages import CheckIn, Reply, Report
 
@@ -57,6 +58,9 @@ class UpdateSaved(NamedTuple):
     """The round that the report counts for."""
     staleness: int
     """How many versions that round's model is newer than the one that the task began from."""
+    private: bool = False
+    """Whether the run releases what its [privacy] allows, and nothing else. ``report`` is then as
+    ``without_measurements`` returns it."""
 
 
 class AnswerSaved(NamedTuple):
@@ -146,6 +150,24 @@ RunEvent: TypeAlias = (
     | TiedVectorsReset
     | ModelRestored
 )
+
+
+def without_measurements(report: Report) -> Report:
+    """Return the report of a private run as whoever watches the run may see it: without anything
+    that follows from what the device's data are. What it must have is 0, and 1 example."""
+    return msgspec.structs.replace(
+        report,
+        examples=1,
+        steps=0,
+        epochs=0.0,
+        loss=0.0,
+        metrics={},
+        evaluation=None,
+        personal=None,
+        clipped=None,
+    )
+
+
 Observer: TypeAlias = Callable[[Sequence[RunEvent]], None]
 """Takes what was recorded together, at least one event."""
 

@@ -84,9 +84,9 @@ class PublicStatus:
         for number, outcome, _, _, summary in rounds:
             self._read_until = number
             metrics = summary["metrics"]
-            if outcome == "committed" and "loss" in metrics:
+            if outcome == "committed" and metrics.keys() & {"loss", "accuracy"}:
                 row = {
-                    "loss": metrics["loss"],
+                    "loss": metrics.get("loss"),
                     "accuracy": metrics.get("accuracy"),
                     "devices": summary["reports"],
                 }

@@ -62,6 +62,9 @@ LARGE_MODEL = 8 * 2**20
 on a busy machine with FedAdam, a commit of 4 MB takes 50 ms, of 16 MB 200 to 400 ms, of 40 MB about
 a second."""
 
+NOT_SHOWN = "not shown: the run is private, and the text may follow from the device's data"
+"""What people read in the place of a device's words."""
+
 
 class RunServer:
     """A run on a host, within a running event loop. ``serve.running`` makes one whose host
@@ -276,6 +279,9 @@ class RunServer:
             self.run.observers.tell([TaskFailed(device, task, cause, text)])
         now = self.clock.read(now)
         self._carry_out(self.engine.end(device, task, cause, now), now)
+
+    def shown(self, task: str | None, text: str) -> str:
+        return text if self.run.plan.privacy is None else NOT_SHOWN
 
     def refused(self, device: str, error: FleetError) -> None:
         self.run.observers.tell([MessageRefused(device, error.code, error.text)])

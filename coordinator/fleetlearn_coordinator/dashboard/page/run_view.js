@@ -12,6 +12,7 @@ import { stateOf } from "./runs_view.js";
 
 const COLOURS = 8;
 const BARS = 40;
+const NOT_RELEASED = "The run is private: what its devices measure is not shown.";
 // What the names of metrics begin with that are drawn beside others -> in words.
 const KINDS = [["personal.", "of personal models"], ["test.", "on the test data"]];
 const HELD_OUT = "on held-out data";
@@ -239,6 +240,7 @@ function learning() {
       if (!names.includes(name)) names.push(name);
     }
     names.sort((a, b) => (a === "loss" ? -1 : b === "loss" ? 1 : 0));
+    const hidden = run.about?.private === "none";
     for (const name of names) {
       const id = `${axis.value} ${name}`;
       if (charts.has(id)) continue;
@@ -250,7 +252,7 @@ function learning() {
       }
       const wide = rows.length > 1 && rows.at(-1).closed - rows[0].closed > 86400;
       const own = axis.value === "closed" && wide ? { ...options.closed, x: moment, room: 150 } : options[axis.value];
-      const chart = lines(name[0].toUpperCase() + name.slice(1), { ...own, empty: "No round has measured it yet." });
+      const chart = lines(name[0].toUpperCase() + name.slice(1), { ...own, empty: hidden ? NOT_RELEASED : "No round has measured it yet." });
       charts.set(id, chart);
       grid.append(chart.node);
     }
@@ -275,7 +277,9 @@ function learning() {
       chart.draw(series);
     }
     const when = rows.at(-1)?.evaluated ? "before they trained" : "while they trained";
-    const words = rows.length ? [`Measured on the training examples of each round's own devices, ${when}.`] : [];
+    const noise = run.about?.private === "noised" ? ", with noise: the run is private" : "";
+    const words = rows.length && !hidden ? [`Measured on the training examples of each round's own devices, ${when}${noise}.`] : [];
+    if (hidden) words.push(NOT_RELEASED);
     if (measured.length) words.push(`“${HELD_OUT}”: the coordinator measures the round's new model on its own data.`);
     say(note, words.join(" "));
   }

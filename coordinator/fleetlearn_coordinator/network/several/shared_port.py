@@ -115,6 +115,11 @@ class SharedPort:
         if run is not None:
             self._turns.ask_run(run, lambda: run.port.end_task(device, task, cause, now, text))
 
+    def shown(self, task: str | None, text: str) -> str:
+        run = None if task is None else self._turns.of_task(task)
+        run = run or self._device.serves or self._device.last
+        return text if run is None else run.port.shown(task, text)
+
     def refused(self, device: str, error: FleetError) -> None:
         run = self._device.serves or self._device.last
         if run is not None:

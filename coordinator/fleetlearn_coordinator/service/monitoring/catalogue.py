@@ -126,7 +126,10 @@ CATALOGUE: tuple[MetricSpec, ...] = (
         "that its task began from.", VERSIONS,
     ),
     MetricSpec(
-        "fleetlearn_examples_total", "counter", RUN, "Training examples of accepted reports."
+        "fleetlearn_examples_total",
+        "counter",
+        RUN,
+        "Training examples of accepted reports; 0 in a private run."
     ),
     MetricSpec(
         "fleetlearn_received_bytes_total", "counter", RUN, "Payload of updates that came in."

@@ -129,7 +129,8 @@ class RunMetrics:
     def _accept(self, event: UpdateSaved) -> None:
         report = event.report
         self._add("reports_accepted")
-        self._add("examples", by=report.examples)
+        if not event.private:
+            self._add("examples", by=report.examples)
         given = self._given.pop(report.task, None)
         if given is not None:  # else an earlier process gave it
             self._buckets["fleetlearn_task_duration_seconds"].count(self._clock() - given)

@@ -98,7 +98,8 @@ class RunTraces:
     def _report(self, event: UpdateSaved) -> None:
         span = self._tasks.pop(event.report.task, None)
         if span is not None:
-            span.set_attribute("fleetlearn.examples", event.report.examples)
+            if not event.private:
+                span.set_attribute("fleetlearn.examples", event.report.examples)
             span.set_attribute("fleetlearn.staleness", event.staleness)
             span.set_attribute("fleetlearn.training_seconds", event.report.seconds)
             span.end()

@@ -45,6 +45,7 @@ from fleetlearn_coordinator.service.observers import (
     RoundEnded,
     RunEvent,
     UpdateSaved,
+    without_measurements,
 )
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.run_log import RunLog
@@ -255,7 +256,9 @@ class Run:
             self.reports.accept_early(number, spooled)
         else:
             self.reports.accept(spooled)
-        self.observers.tell([UpdateSaved(device, report, number, staleness)])
+        private = self.plan.privacy is not None
+        shown = without_measurements(report) if private else report
+        self.observers.tell([UpdateSaved(device, shown, number, staleness, private)])
 
     def save_answer(self, device: str, message: Reply) -> None:
         """Make what a device answered in an exchange durable. The caller then tells the device and

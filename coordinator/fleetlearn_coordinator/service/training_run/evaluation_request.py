@@ -1,0 +1,30 @@
+"""Asking a run, in whatever process, for an evaluation of its newest model."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from fleetlearn_protocol.errors import Code, FleetError
+
+from fleetlearn_coordinator.service.training_run.participations import RULES
+from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.find_storage import find_storage
+
+
+def ask_to_evaluate(place: str | os.PathLike[str]) -> None:
+    """Ask the run in a data directory for an evaluation, within a second or at its next start.
+    ``place``: as for ``find_storage``. Raises FleetError where there is no run yet, or where it was
+    served last with [privacy]: devices would measure on their own data, without noise."""
+    storage, private = find_storage(place), False
+    with suppress(StoreError), storage.read_ledger() as ledger:  # there may be no run yet
+        private = ledger.metadata().get(RULES) is not None
+    if private:
+        text = (
+            f"{storage.where} is a private run: what devices measure in an evaluation tells about "
+            "their data, and no noise is added to it. Measure on held-out data of the "
+            "coordinator's own (evaluation.data), or let the rounds measure with "
+            'privacy.metrics = "noised"'
+        )
+        raise FleetError(Code.BAD_MESSAGE, text)
+    storage.requests.ask_for_evaluation()

@@ -1,0 +1,162 @@
+"""What a private run shows: nothing of what its devices have and measure, wherever one looks.
+
+Devices say numbers that can be recognised, and all that a person or a program can read of the run
+is searched for them. The same search finds them in a run without [privacy], so that it can fail.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleetlearn_coordinator import Plan, RunResults, read_status
+from fleetlearn_coordinator.__main__ import app
+from fleetlearn_coordinator.results.points import points_of
+from fleetlearn_coordinator.service.views.local_views import LocalViews
+from fleetlearn_protocol.messages import Accepted, Evaluation, Failed, Grant, Refused
+from peers import plan_text, report_of, update_of, write_test_bundle
+from processes import wait_for
+from typer.testing import CliRunner
+from watched import Browser, Watched
+
+SIZE = 10
+PRIVATE: dict[str, Any] = {
+    "privacy__noise": 1.0,
+    "privacy__delta": 1e-6,
+    "privacy__population": 1000,
+    "privacy__clip": 0.5,
+}
+NOISED = PRIVATE | {
+    "privacy__metrics": "noised",
+    "privacy__metrics_bounds": {"loss": [0.0, 1.0], "accuracy": [0.0, 1.0]},
+}
+PLANS = {"plain": ("fedavg", {}), "none": ("dp-fedavg", PRIVATE), "noised": ("dp-fedavg", NOISED)}
+EXAMPLES = 7654321
+PLANTED = {
+    "the training loss": r"0\.123[45]",
+    "a training metric": r"0\.876[54]",
+    "an evaluation's loss": r"0\.234[56]",
+    "an evaluation's metric": r"0\.765[43]",
+    "the examples": r"7654321|15308642|1\.5308642e",
+    "a failed device's words": r"0\.345[67]",
+    "the norm of an update": r"31\.6[23]",
+    "an element of a refused update": r"4\.56[78]",
+}
+"""What is searched for: as it is, and as it is rounded."""
+FIELDS: dict[str, Any] = {
+    "examples": EXAMPLES,
+    "loss": 0.123456789,
+    "metrics": {"accuracy": 0.876543219},
+    "evaluation": Evaluation(EXAMPLES, EXAMPLES * 0.234567891, {"accuracy": EXAMPLES * 0.76543219}),
+    "clipped": True,
+}
+
+
+def plan_of(folder: Path, recipe: str, settings: dict[str, Any]) -> Plan:
+    bundle = write_test_bundle(folder / "test.bundle", SIZE)
+    tables = {key: value for key, value in settings.items() if not isinstance(value, dict)}
+    text = plan_text(bundle, folder / "run", recipe, round__grace=60.0, **tables)
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            rows = ", ".join(f"{name} = {json.dumps(row)}" for name, row in value.items())
+            text += f"\n{key.partition('__')[2]} = {{ {rows} }}"
+    (folder / "plan.toml").write_text(text)
+    return Plan.load(folder / "plan.toml")
+
+
+async def refuse(peer: Any) -> None:
+    """Report an update that cannot be added."""
+    task, update = await peer.task(), update_of(4.56789e10, SIZE)
+    await peer.send(report_of(task, update, **FIELDS))
+    await peer.send_update(await peer.expect(Grant), update)
+    await peer.expect(Refused)
+
+
+async def fail(peer: Any) -> None:
+    task = await peer.task()
+    await peer.send(Failed(task.task, "diverged", "the loss was 0.345678912 and is nan now"))
+
+
+async def train(peer: Any) -> None:
+    task = await peer.task()
+    assert isinstance(await peer.upload(task, update_of(10.0, SIZE), **FIELDS), Accepted)
+
+
+def read(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=20) as answer:
+        return str(answer.read().decode())
+
+
+def shown_by(host: Watched, plan: Plan, log: pytest.LogCaptureFixture) -> Iterator[str]:
+    """Yield all that can be read of the run, and of the devices in it."""
+    browser = Browser(host.address)
+    browser.sign_in(host.token("anna", "view"))
+    for path in (
+        "status", "runs", "runs/test", "runs/test/rounds", "runs/test/rounds/1", "runs/test/events",
+        "runs/test/models", "devices", "devices/a", "devices/b", "canaries", "audit",
+    ):  # fmt: skip
+        response, content = browser.send("GET", f"/v1/{path}")
+        assert response.status in (200, 404, 409), (path, content)
+        yield f"{path}: {content.decode()}"
+    with browser.look("host", "run/test") as look:
+        look.until(lambda: len(look.values) == 2)
+        yield f"live: {look.values} {look.lists}"
+    for name in ("page", "metrics"):
+        (address,) = {*re.findall(rf"{name}: (http[^ \n]*)", log.text)}
+        for path in {"page": ("status.json", "page.json"), "metrics": ("metrics", "readyz")}[name]:
+            place = address.rstrip("/").removesuffix("/metrics")
+            yield f"{path}: {read(f'{place}/{path}')}"
+    results = RunResults.load(plan.data_dir)
+    rows = [*results.rounds().rows, *results.evaluations().rows]
+    yield f"results: {rows} {[[*points_of(row)] for row in rows]}"
+    yield f"status: {read_status(plan.data_dir)}"
+    views = LocalViews(plan=plan)
+    yield f"views: {views.run(None)} {views.rounds(None)} {views.devices()}"
+    for words in (["status"], ["status", "--json"], ["rounds"], ["models"]):
+        yield f"{words}: {CliRunner().invoke(app, [*words, plan.file]).output}"
+    for record in log.records:
+        yield f"log: {record.getMessage()} {vars(record)}"
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_nothing_that_devices_have_or_measure_is_shown(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "fleetlearn")
+    plan = plan_of(tmp_path, *PLANS[kind])
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "index.html").write_text("")
+    ports = {"metrics": {"port": 0}, "page": {"port": 0, "folder": "page"}}
+    events: list[Any] = []
+    with Watched(tmp_path, plan, heartbeat=3600.0, **ports) as host:
+        host.server.run.observers.add(events.extend)
+        a, b = host.join("a"), host.join("b")
+        host.do(train(a))
+        host.do(train(b))
+        wait_for(lambda: read_status(plan.data_dir).version == 1, "the first round")
+        host.do(fail(a))
+        host.do(refuse(b))
+        views = LocalViews(plan=plan)
+        wait_for(lambda: [row.failed for row in views.devices()] == [1, 1], "the ledger")
+        texts = [*shown_by(host, plan, caplog), f"events: {events}"]
+        (row,) = read_status(plan.data_dir).rounds
+    found = {
+        what: [text for text in texts if re.search(pattern, text)]
+        for what, pattern in PLANTED.items()
+    }
+    if kind == "plain":
+        assert all(found.values()), "the search finds what is shown"
+        return
+    for what, there in found.items():
+        assert not there, f"{what} is shown: {there[0][:2000]}"
+    summary = row.summary
+    assert (summary["train"], summary["behind"], summary["left_out"]) == ({}, {}, {})
+    measured = {"accuracy", "loss"} if kind == "noised" else set()
+    assert summary["metrics"].keys() == summary["evaluation"].keys() == measured
+    assert all(0 <= value <= 1 for value in summary["metrics"].values())
+    assert "nan" not in " ".join(texts).lower().replace("nanos", "")
