@@ -126,7 +126,9 @@ class Run:
             round=store.ledger.last_round(),
             releases=self.budget.releases,
         )
-        participations = take_up_participations(rules.privacy, self.engine, store.ledger)
+        participations = take_up_participations(
+            rules.privacy, self.budget.account, self.engine, store.ledger
+        )
         restore_pace(self.engine.pace, store.ledger, *now)
         ruled = self.engine.selection
         self.selection: RememberedSelection | None = None
