@@ -330,6 +330,12 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         return texts + privacy_remarks(self)
 
     def check_against(self, manifest: Manifest) -> None:
+        """Raise PlanError where the plan and the bundle do not fit together, or the budget of
+        [privacy] does not allow one release."""
+        self.check_bundle(manifest)
+        self.check_privacy()
+
+    def check_bundle(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together."""
         self.weighing(manifest)
         if self.algorithm.plain_sgd and manifest.step.optimizer != "sgd":
@@ -350,7 +356,6 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
                 raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
         if (misfit := privacy_misfit(self, manifest)) is not None:
             raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
-        self.check_privacy()
         rules: dict[str, Stop | Models] = {"stop": self.stop, "models": self.models}
         for section, rule in rules.items():
             known = ["loss", *manifest.metrics]

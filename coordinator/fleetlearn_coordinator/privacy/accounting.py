@@ -52,6 +52,15 @@ def need_accounting() -> ModuleType:
     return dp_accounting  # type: ignore[no-any-return]
 
 
+def has_accounting() -> bool:
+    """Return whether the extra ``privacy`` is installed."""
+    try:
+        need_accounting()
+    except PrivacyError:
+        return False
+    return True
+
+
 def sensitivity(
     mechanism: Mechanism,
     releases: int,

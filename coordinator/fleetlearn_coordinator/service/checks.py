@@ -26,7 +26,9 @@ from fleetlearn_protocol.errors import FleetError, in_words
 
 from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.plan.privacy_terms import epsilon_after, noise_multiplier
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
+from fleetlearn_coordinator.privacy.accounting import has_accounting
 from fleetlearn_coordinator.service.views.records import CheckView
 from fleetlearn_coordinator.service.views.run_views import RunPlace, run_view
 from fleetlearn_coordinator.storage.errors import StoreError
@@ -85,10 +87,12 @@ def check_plan(plan: Plan, service: ServiceSettings) -> Checks:
         yield CheckView("plan", GOOD, f"{plan.file}: {plan.name}, recipe {plan.recipe}")
     except FleetError as error:
         yield CheckView("plan", BAD, error.text, "change the plan or the service file")
+    if plan.privacy is not None:
+        yield check_privacy(plan)
     size = 0
     try:
         bundle = open_bundle(plan.bundle)
-        plan.check_against(bundle.manifest)
+        plan.check_bundle(bundle.manifest)
         plan.hyper(bundle.manifest)
         size = 4 * bundle.manifest.size
         yield CheckView("bundle", GOOD, f"{plan.bundle}: {bundle.manifest.size} parameters, whole")
@@ -105,6 +109,26 @@ def check_plan(plan: Plan, service: ServiceSettings) -> Checks:
         yield check_disk(plan, service, size)
     else:
         yield CheckView("data", GOOD, f"{storage.where} is a store, and no folder here")
+
+
+def check_privacy(plan: Plan) -> CheckView:
+    """Check that the budget of a private plan allows a release, and that it can be computed."""
+    try:
+        plan.check_privacy()
+    except FleetError as error:
+        do = f"change [privacy] in the plan: `fleetlearn-coordinator privacy {plan.file}`"
+        if not has_accounting():
+            do = 'pip install "fleetlearn[coordinator,privacy]"'
+        return CheckView("privacy", BAD, error.text, do)
+    noise, rounds = noise_multiplier(plan), plan.stop.rounds
+    assert plan.privacy is not None
+    found = (
+        f"epsilon {epsilon_after(plan, rounds, noise):.4g} at delta {plan.privacy.delta:g} after "
+        f"{rounds} releases; noise multiplier {noise:.4g}"
+    )
+    if plan.privacy.epsilon is not None:
+        found += f"; budget {plan.privacy.epsilon:g}"
+    return CheckView("privacy", GOOD, found)
 
 
 def check_folder(what: str, folder: Path) -> Checks:

@@ -114,6 +114,7 @@ async def running(
         )
         raise ServiceError(Code.BAD_MESSAGE, text)
     plan.check_served(service)
+    plan.check_privacy()  # before there is a data directory
     bundle = open_bundle(plan.bundle)
     files = most_spool_files(service.uploads, plan.updates_kept) + page_descriptors(service)
     places = process_settings.places(service.max_connections, files=files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -22,6 +23,7 @@ from fleetlearn_coordinator.storage.ledger import Metadata
 from fleetlearn_coordinator.storage.runs import Runs
 from memory_storage import SCHEME, memory_storage
 from peers import plan_text, write_test_bundle
+from plans import PRIVATE
 from typer.testing import CliRunner
 
 DAY = 86400.0
@@ -83,6 +85,40 @@ def test_a_run_s_store_that_is_no_folder(folder: Path, monkeypatch: pytest.Monke
     found = examine()
     assert found["data"]["found"] == f"{SCHEME}://run is a store, and no folder here"
     assert "disk" not in found
+
+
+@pytest.fixture
+def private(folder: Path) -> Path:
+    """The plan, with [privacy] at its end."""
+    plan = folder / "plan.toml"
+    plan.write_text(f"{plan.read_text()}\n{PRIVATE}")
+    return plan
+
+
+def test_a_private_plan_says_what_it_costs(private: Path) -> None:
+    assert examine()["privacy"]["found"].startswith("epsilon ")
+
+
+def test_a_budget_that_is_too_small_for_one_release(private: Path) -> None:
+    private.write_text(f"{private.read_text()}epsilon = 4.0\n")
+    row = bad()
+    assert row["what"] == "privacy"
+    assert "privacy.epsilon = 4 does not allow one release" in row["found"]
+    assert "fleetlearn-coordinator privacy plan.toml" in row["do"]
+
+
+def test_a_private_plan_without_the_extra(private: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    row = bad()
+    assert row["what"] == "privacy"
+    assert row["do"] == 'pip install "fleetlearn[coordinator,privacy]"'
+
+
+def test_poisson_sampling_at_a_real_coordinator(private: Path) -> None:
+    private.write_text(f'{private.read_text()}sampling = "poisson"\n')
+    row = bad()
+    assert row["what"] == "plan"
+    assert 'privacy.sampling = "poisson" is for the simulator' in row["found"]
 
 
 def test_a_plan_that_cannot_be_read(folder: Path) -> None:

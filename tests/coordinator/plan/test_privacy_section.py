@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from fleetlearn_coordinator.aggregation.weighing.norm_bound import Enforced, NormBound
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_coordinator.plan.privacy_budget import account_of
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
 from fleetlearn_coordinator.privacy.accounting import PrivacyError, gaussian_epsilon
+from fleetlearn_coordinator.privacy.budget import spent_after
 from plans import PRIVATE, SMALL, manifest
 
 SGD = manifest(proximal=False, hyper=())
@@ -139,3 +141,24 @@ def test_what_a_round_releases_beside_the_mean_must_leave_it_noise() -> None:
     plan = parse(f"{SMALL}{PRIVATE}clip_quantile = 0.5\n")
     with pytest.raises(PrivacyError, match=r"privacy\.noise = 1 leaves .* takes 6\.25"):
         plan.round_rules(SGD)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "dp-ftrl", "local"])
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 8.0])
+@pytest.mark.parametrize(("rounds", "separation"), [(1, 1), (7, 1), (90, 30)])
+def test_the_computed_noise_is_enough_for_all_rounds_and_not_for_more(
+    mechanism: str, epsilon: float, rounds: int, separation: int
+) -> None:
+    """By the account that the run keeps: not one release less by a rounding."""
+    given = PRIVATE.replace("noise = 1.0", f"epsilon = {epsilon}")
+    more = f'mechanism = "{mechanism}"\nseparation = {separation}\nparticipations = 50\n'
+    plan = parse(f"{SMALL}[stop]\nrounds = {rounds}\n{given}{more}")
+    rules = plan.round_rules(SGD).privacy
+    assert plan.privacy is not None
+    assert rules is not None
+    account = account_of(plan.privacy, rules)
+    assert account.left is not None
+    assert account.left >= rounds
+    spent = spent_after(account.segments, rounds, 1e-6)
+    assert spent == pytest.approx(epsilon, rel=1e-9)
+    assert spent <= epsilon

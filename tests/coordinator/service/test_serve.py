@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 from fleetlearn_coordinator import (
     Plan,
+    PlanError,
     RunResult,
     ServiceSettings,
     StoreError,
@@ -146,6 +147,28 @@ def test_a_missing_bundle_is_named(make_plan: PlanMaker) -> None:
                 | {"bundle": "nowhere.bundle"}
             )
         )
+
+
+def test_a_private_run_without_a_budget_for_one_release_does_not_start(
+    make_plan: PlanMaker,
+) -> None:
+    """Nothing is written: noise 1 costs 4.8866 for one release."""
+    plan = make_plan(
+        privacy__noise=1.0, privacy__delta=1e-6, privacy__population=1000, privacy__clip=0.5,
+        privacy__epsilon=4.0,
+    )  # fmt: skip
+    with pytest.raises(PlanError, match=r"privacy\.epsilon = 4 does not allow one release"):
+        serve(plan, service=ANY_PORT)
+    assert not plan.data_dir.exists()
+
+
+def test_poisson_sampling_is_not_served(make_plan: PlanMaker) -> None:
+    plan = make_plan(
+        privacy__noise=1.0, privacy__delta=1e-6, privacy__population=1000, privacy__clip=0.5,
+        privacy__sampling="poisson",
+    )  # fmt: skip
+    with pytest.raises(PlanError, match='"poisson" is for the simulator'):
+        serve(plan, service=ANY_PORT)
 
 
 def test_a_client_of_another_protocol_is_turned_away(make_plan: PlanMaker) -> None:
