@@ -55,6 +55,7 @@ from fleetlearn_coordinator.service.observers import (
 )
 from fleetlearn_coordinator.service.run_clock import Clocks, RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
+from fleetlearn_coordinator.service.task_privacy import privacy_of_tasks, why_not_private
 from fleetlearn_coordinator.service.training_run.run import Run
 
 LARGE_MODEL = 8 * 2**20
@@ -178,6 +179,8 @@ class RunServer:
                 f"{SEPARATE_BUFFERS} of the protocol carries; the device speaks version {version}. "
                 "Update its fleetlearn"
             )
+        if why := why_not_private(self.run.reports.rules.privacy, check_in):
+            return why
         algorithm, knows = self.run.plan.local.algorithm, (PLAIN, *check_in.algorithms)
         if algorithm in knows:
             return ""
@@ -416,6 +419,9 @@ class RunServer:
 
     def _assign(self, lease: Assign) -> None:
         run, local = self.run, self.run.plan.local
+        private = privacy_of_tasks(
+            run.reports.rules.privacy, run.models.newest.privacy, run.budget.account
+        )
         self.host.tell(
             lease.device,
             Task(
@@ -434,6 +440,7 @@ class RunServer:
                 algorithm=local.algorithm,
                 personal_epochs=local.personal_epochs,
                 kept=run.tied_to(lease.device),
+                **private._asdict(),
             ),
         )
 
