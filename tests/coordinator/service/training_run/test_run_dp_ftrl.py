@@ -19,6 +19,7 @@ from fleetlearn_coordinator.aggregation.privacy.sealed import KEY_WORDS
 from fleetlearn_coordinator.aggregation.privacy.state import PrivacyState
 from fleetlearn_coordinator.service.canary.about import FirstModel
 from fleetlearn_coordinator.service.canary.first_model import find_first_model
+from fleetlearn_coordinator.service.training_run.private_budget import count_releases
 from fleetlearn_coordinator.service.training_run.saved_privacy import NOISE, SECRET
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.find_storage import find_storage
@@ -113,6 +114,7 @@ def test_restarts_change_no_bit(make_plan: PlanMaker, tmp_path: Path) -> None:
     NoisyRun(plan).fleet.store.close()
     copy = msgspec.structs.replace(plan, data_dir=tmp_path / "copy")
     shutil.copytree(plan.data_dir, copy.data_dir)
+    count_releases(copy.data_dir, 0, NOW.wall, "command")  # a copy that goes on as its original
     one, other = NoisyRun(plan), NoisyRun(copy)
     for _ in range(ROUNDS):
         held = one.buffers()
