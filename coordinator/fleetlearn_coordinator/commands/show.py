@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fleetlearn_protocol.typer_app import plain_table
 
+from fleetlearn_coordinator.dashboard.live_records import PrivacySpent
 from fleetlearn_coordinator.service.views.records import (
     CheckView,
     DeviceView,
@@ -126,7 +127,18 @@ def run_lines(run: RunView, now: float) -> list[str]:
     lines += _apart(run)
     if run.last_model is not None and run.version:
         lines.append(_pace(run, now))
+    if run.privacy is not None:
+        lines.append(f"privacy: {privacy_words(run.privacy)}")
     return lines
+
+
+def privacy_words(spent: PrivacySpent) -> str:
+    """Return what a private run has spent, such as ``epsilon 3.1 of 8 (delta 1e-06), 120 releases,
+    310 left``."""
+    of = "" if spent.budget is None else f" of {spent.budget:g}"
+    left = "" if spent.left is None else f", {spent.left} left"
+    releases = many(spent.releases, "release")
+    return f"epsilon {spent.epsilon:.3g}{of} (delta {spent.delta:g}), {releases}{left}"
 
 
 def _open_round(run: RunView, now: float) -> list[str]:
@@ -208,16 +220,24 @@ def rounds_table(rounds: Sequence[RoundView], now: float, width: int) -> Table:
     narrow = width < NARROW
     told = not narrow or any(row.outcome != "committed" for row in rounds)
     outcome, seconds = ["outcome"] * told, ["seconds"] * (not narrow)
-    columns = ("round", "ended", *outcome, "reports", "dropped", *metrics, "change", *seconds)
+    private = ["epsilon"] * any("privacy" in row.summary for row in rounds)
+    last = [*metrics, "change", *private, *seconds]
+    columns = ("round", "ended", *outcome, "reports", "dropped", *last)
     table = plain_table(*columns, wraps="dropped")
     for row in rounds:
         values = (f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in metrics)
         table.add_row(
             str(row.number), clock(row.closed, now), *([row.outcome] * told), str(row.reports),
             causes(row.summary.get("dropped", {})), *values, f"{row.norm:.3g}",
-            *([f"{row.seconds:.2f}"] * (not narrow)),
+            *(_epsilon(row) for _ in private), *([f"{row.seconds:.2f}"] * (not narrow)),
         )  # fmt: skip
     return table
+
+
+def _epsilon(row: RoundView) -> str:
+    """Return what the run had spent after a round; empty where the round released nothing."""
+    epsilon = row.summary.get("privacy", {}).get("epsilon")
+    return "" if epsilon is None else f"{epsilon:.4g}"
 
 
 def evaluations_table(rows: Sequence[EvaluationView]) -> Table:

@@ -16,6 +16,20 @@ Metrics: TypeAlias = dict[str, float | None]
 """Name of a metric -> its value. None: it is not finite, which JSON does not have."""
 
 
+class PrivacySpent(Struct, frozen=True, kw_only=True):
+    """What a private run has spent of its budget: its ledger's account, for people."""
+
+    epsilon: float
+    """What all releases have spent at ``delta``."""
+    budget: float | None
+    """The plan's epsilon. None: it states a noise, and no budget."""
+    delta: float
+    releases: int
+    """How many models were released."""
+    left: int | None
+    """How many more releases are within the budget. None: any number."""
+
+
 class Glance(Struct, kw_only=True):
     """A run in a few words."""
 
@@ -47,6 +61,8 @@ class Glance(Struct, kw_only=True):
     """Of the last committed round."""
     spark: list[float | None] | UnsetType = UNSET
     """Losses of the last committed rounds, the oldest first."""
+    privacy: PrivacySpent | UnsetType = UNSET
+    """Of a private run."""
     wanted: str | UnsetType = UNSET
     """What one of a host's runs is to do: ``running``, ``paused``, ``draining`` or ``stopped``."""
     failed: str | UnsetType = UNSET
@@ -133,6 +149,8 @@ class RunValues(Struct, kw_only=True):
     """The open round, or the last one; 0: none is known."""
     finished: str | None
     """Why training is over. None: it is not."""
+    privacy: PrivacySpent | UnsetType = UNSET
+    """Of a private run."""
     phase: str | UnsetType = UNSET
     """``gathering``, ``open``, ``committing`` or ``finished``; empty: nobody serves the run."""
     paused: bool | UnsetType = UNSET

@@ -127,6 +127,7 @@ AlertName = Literal[
     "CertificateEnds",
     "RunFailed",
     "CanaryWentBack",
+    "PrivacySpent",
 ]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
@@ -157,6 +158,8 @@ class AlertSettings(Section, frozen=True, kw_only=True):
     """GiB on a data directory's disk (DiskLow: less)."""
     certificate_days: Annotated[float, Meta(ge=0, le=1e4)] = 14.0
     """Days until the coordinator's certificate ends (CertificateEnds: fewer)."""
+    privacy_share: Share = 0.9
+    """Epsilon spent over a private run's budget (PrivacySpent: more)."""
 
 
 class Page(Section, frozen=True, kw_only=True):

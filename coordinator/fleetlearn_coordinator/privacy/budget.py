@@ -114,11 +114,8 @@ class PrivacyAccount(msgspec.Struct, frozen=True):
     """What all releases have spent at ``delta``."""
     left: int | None
     """How many more releases are within the budget. None: any number."""
-
-    @property
-    def releases(self) -> int:
-        """How many releases were made."""
-        return releases_of(self.segments)
+    releases: int
+    """How many were made in all segments."""
 
     def after_release(self) -> PrivacyAccount:
         """Return the account after one more release."""
@@ -128,6 +125,7 @@ class PrivacyAccount(msgspec.Struct, frozen=True):
             self.budget,
             spent_after(self.segments, 1, self.delta),
             None if self.left is None else max(0, self.left - 1),
+            self.releases + 1,
         )
 
 
@@ -138,4 +136,5 @@ def make_account(segments: Sequence[Segment], budget: float | None, delta: float
     gaussian_epsilon(1.0, delta)
     epsilon = spent(segments, delta)
     left = None if budget is None else releases_left(segments, budget, delta)
-    return PrivacyAccount([*segments], delta, budget, epsilon, None if left == MOST else left)
+    left = None if left == MOST else left
+    return PrivacyAccount([*segments], delta, budget, epsilon, left, releases_of(segments))

@@ -16,6 +16,8 @@ A column that a row does not have is missing there (None, or null in a frame):
     evaluation/METRIC        the round's first model on the devices' data, before they trained
     test/METRIC              a simulation's model on its test data, after the round
     held-out/METRIC          the coordinator's model on its held-out data, after the round
+    privacy/epsilon          what a private run has spent with the round's release; and
+    privacy/release          which release it is
 
 Evaluations: ``evaluation``, ``outcome``, ``version``, ``time``, ``devices``, ``examples`` and
 ``evaluation/METRIC``.
@@ -138,7 +140,14 @@ def _round_row(view: RoundView, version: int) -> ResultRow:
         # version 0.1's first ledgers have one kind of metrics, the training's as a rule
         **prefixed("train", view.metrics if train is None else train),
         **prefixed("evaluation", view.summary.get("evaluation", {})),
+        **privacy_columns(view.summary),
     }
+
+
+def privacy_columns(summary: Mapping[str, Any]) -> ResultRow:
+    """Return the columns about what a private run has spent. ``summary``: a round's."""
+    found = summary.get("privacy", {})
+    return prefixed("privacy", {key: found[key] for key in ("epsilon", "release") if key in found})
 
 
 def evaluation_row(

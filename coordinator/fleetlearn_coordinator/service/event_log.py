@@ -49,6 +49,8 @@ are read."""
 
 SHOWN = ("reports", "devices", "metrics", "dropped", "change", "seconds", "bytes_up", "bytes_down")
 """Of a summary, what the log as JSON has."""
+WARNED_AT = (0.8, 0.95)
+"""Shares of the privacy budget that are warned of."""
 NAMED = 20
 """Devices that one line of JSON names."""
 
@@ -61,6 +63,8 @@ class EventLog:
 
     def __init__(self, log: RunLog, plan: Plan) -> None:
         self._log, self._plan = log, plan
+        self._warned = 0.0
+        """The largest share of the privacy budget that this process has warned of."""
 
     def __call__(self, events: Sequence[RunEvent]) -> None:
         """Log what happened."""
@@ -115,9 +119,36 @@ class EventLog:
         if event.outcome == "committed":
             known = said("round-committed", round=number, version=event.version, **shown)
             self._log.info("round %d committed: %s", number, found, extra=known)
+            if "privacy" in event.summary:
+                self._say_privacy(event.summary["privacy"])
         else:
             known = said("round-abandoned", round=number, why=event.why, **shown)
             self._log.warning("round %d abandoned: %s; %s", number, event.why, found, extra=known)
+
+    def _say_privacy(self, spent: Mapping[str, Any]) -> None:
+        """Say what a private run has spent with a release, and warn when that is nearly all."""
+        release, epsilon, delta = spent["release"], spent["epsilon"], spent["delta"]
+        budget, left = spent["of"], spent["left"]
+        text = "privacy: epsilon %.3g%s at delta %g after %d release%s%s"
+        of = "" if budget is None else f" of {budget:g}"
+        more = "" if left is None else f", {left} left"
+        known = said(
+            "privacy-spent", release=release, epsilon=epsilon, delta=delta, of=budget, left=left
+        )
+        self._log.info(text, epsilon, of, delta, release, "s"[release == 1 :], more, extra=known)
+        share = 0.0 if budget is None else epsilon / budget
+        passed = [each for each in WARNED_AT if self._warned < each <= share]
+        if passed:
+            self._warned = passed[-1]
+            known = said(
+                "privacy-nearly-spent", release=release, epsilon=epsilon, delta=delta, of=budget,
+                left=left, share=share,
+            )  # fmt: skip
+            text = (
+                "%.0f %% of the privacy budget are spent: epsilon %.3g%s%s; the run finishes "
+                "before the release that would go past it"
+            )
+            self._log.warning(text, 100 * share, epsilon, of, more, extra=known)
 
     def _say_exchange_ended(self, event: ExchangeSummarised) -> None:
         name = exchange_name(event.kind, event.number, event.phase)

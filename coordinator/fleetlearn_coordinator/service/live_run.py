@@ -8,7 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fleetlearn_coordinator.dashboard.growing_list import GrowingList
+from fleetlearn_coordinator.dashboard.live_records import PrivacySpent
 from fleetlearn_coordinator.dashboard.run_history import (
     EVALUATIONS,
     ROUNDS,
@@ -17,6 +20,7 @@ from fleetlearn_coordinator.dashboard.run_history import (
     round_row,
 )
 from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.privacy.budget import PrivacyAccount
 from fleetlearn_coordinator.rounds.commands import Ended, Revived, Unanswered
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.settings import Phase
@@ -33,6 +37,7 @@ from fleetlearn_coordinator.service.observers import (
     UpdateSaved,
 )
 from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.service.views.run_views import read_privacy
 from fleetlearn_coordinator.storage.find_storage import find_storage
 
 SPARK = 60
@@ -120,6 +125,7 @@ class LiveRun:
             "ends": self._round_ends(),
             "evaluation": live.pop("exchanges").get(EVALUATION),
             **self.history.totals(),
+            **privacy_state(_spent(server.run.budget.account)),
         }
 
     def _round_ends(self) -> float | None:
@@ -147,7 +153,17 @@ class LiveRun:
             "of": about.get("rounds"),
             "metrics": last["metrics"] if last else {},
             "spark": [loss for loss in losses[-SPARK:] if loss is not None],
+            **({"privacy": state["privacy"]} if "privacy" in state else {}),
         }
+
+
+def _spent(account: PrivacyAccount | None) -> PrivacySpent | None:
+    return None if account is None else msgspec.convert(account, PrivacySpent, from_attributes=True)
+
+
+def privacy_state(spent: PrivacySpent | None) -> dict[str, Any]:
+    """Return what the page is told of a private run's budget; nothing of another run."""
+    return {} if spent is None else {"privacy": msgspec.structs.asdict(spent)}
 
 
 def about_plan(plan: Plan) -> dict[str, Any]:
@@ -200,4 +216,5 @@ def stopped_state(name: str, plan: Plan) -> dict[str, Any]:
         "round": 0,
         "version": max(versions, default=0),
         "finished": meta.get("finished"),
+        **privacy_state(read_privacy(meta)),
     }

@@ -158,7 +158,7 @@ class _Copy:
             sizes = (np.dtype(dtype).itemsize * size for _, dtype, size in json.loads(layout))
             found = sum(sizes), crc32
         account = json.loads(meta.get(PRIVACY) or "null")
-        releases = account and sum(segment["releases"] for segment in account["segments"])
+        releases = account and account["releases"]
         return _Rows(models, updates, turn, found, round and int(round[0]), releases)
 
     def take_models(self, rows: _Rows) -> list[Path]:

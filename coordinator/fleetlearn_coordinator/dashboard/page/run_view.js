@@ -31,7 +31,7 @@ export function run(root, name) {
     notice,
   );
   const parts = [
-    ...(who().replay ? [] : [openRound(), canary(path, name)]), learning(), fleet(), causes(), updates(), transfers(), versions(name, path),
+    ...(who().replay ? [] : [openRound(), canary(path, name)]), privacy(), learning(), fleet(), causes(), updates(), transfers(), versions(name, path),
     evaluations(), said(),
   ];
   const replay = who().replay ? player() : null;
@@ -183,6 +183,25 @@ function openRound() {
     time.draw("Time until the deadline", `${duration(left)} left of ${duration(run.about.deadline)}`, [1 - left / run.about.deadline]);
   }
   return { node, draw, tick };
+}
+
+// What a private run has spent of its budget.
+function privacy() {
+  const spent = bar([2]);
+  const words = el("p", { class: "readout" });
+  const node = section("Privacy", el("div", { class: "panel" }, el("div", { class: "bars" }, spent.node), words));
+
+  function draw(run) {
+    const found = run.privacy;
+    show(node, Boolean(found));
+    if (!found) return;
+    const { epsilon, budget, delta, releases, left } = found;
+    const of = budget === null ? "" : ` of ${figure(budget)}`;
+    const more = left === null ? "" : `, ${count(left)} left`;
+    spent.draw(`Epsilon ${figure(epsilon)}${of} (delta ${delta})`, `${plural(releases, "release")}${more}`, [budget === null ? 0 : epsilon / budget]);
+    say(words, budget === null ? "The plan states no budget: the run ends by its other rules." : "The run finishes before the release that would go past its budget.");
+  }
+  return { node, draw };
 }
 
 // Return rows with what was sent until then, and the names of all metrics.

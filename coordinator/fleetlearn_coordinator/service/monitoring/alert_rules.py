@@ -82,6 +82,10 @@ RULES: tuple[AlertRule, ...] = (
         "CanaryWentBack", "fleetlearn_canary_went_back", "above", 0.0, 1.0, 0.0, "warning", "none",
         "the canary went back to the old run; `fleetlearn-coordinator canary status` says why",
     ),
+    AlertRule(
+        "PrivacySpent", "fleetlearn_privacy_spent_ratio", "above", "privacy_share", 1.0, 0.0,
+        "warning", "share", "VALUE of the privacy budget are spent; at all of it the run finishes",
+    ),
 )  # fmt: skip
 
 

@@ -76,6 +76,25 @@ CATALOGUE: tuple[MetricSpec, ...] = (
     MetricSpec("fleetlearn_paused", "gauge", RUN, "1 while the run is paused, else 0."),
     MetricSpec("fleetlearn_finished", "gauge", RUN, "1 once training is over, else 0."),
     MetricSpec("fleetlearn_run_failed", "gauge", RUN, "1 once the run was stopped by an error."),
+    # privacy
+    MetricSpec(
+        "fleetlearn_privacy_epsilon", "gauge", RUN,
+        "Epsilon that the releases of a private run have spent. This and the next four are absent "
+        "where the plan has no [privacy].",
+    ),
+    MetricSpec(
+        "fleetlearn_privacy_budget", "gauge", RUN,
+        "The plan's epsilon. Absent where it states none.",
+    ),
+    MetricSpec(
+        "fleetlearn_privacy_spent_ratio", "gauge", RUN,
+        "Epsilon spent over the plan's epsilon. Absent where it states none.",
+    ),
+    MetricSpec("fleetlearn_privacy_releases", "gauge", RUN, "Models released, in all."),
+    MetricSpec(
+        "fleetlearn_privacy_releases_left", "gauge", RUN,
+        "How many more releases are within the budget. Absent where any number is.",
+    ),
     # devices and their tasks
     MetricSpec("fleetlearn_devices_connected", "gauge", RUN, "Devices that may serve the run."),
     MetricSpec(

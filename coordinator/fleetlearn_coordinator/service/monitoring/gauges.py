@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fleetlearn_coordinator.network.host import Host
+from fleetlearn_coordinator.privacy.budget import PrivacyAccount
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.monitoring.catalogue import Sample
 from fleetlearn_coordinator.service.server import RunServer
@@ -31,6 +32,8 @@ def run_gauges(run: str, server: RunServer, live: dict[str, Any]) -> Iterator[tu
     }
     for name, value in single.items():
         yield f"fleetlearn_{name}", Sample((run,), float(value))
+    for name, value in _privacy(server.run.budget.account).items():
+        yield f"fleetlearn_privacy_{name}", Sample((run,), float(value))
     moving = live["uploading"] + live["queued"]
     states = {
         "idle": live["idle"],
@@ -44,6 +47,18 @@ def run_gauges(run: str, server: RunServer, live: dict[str, Any]) -> Iterator[tu
         yield "fleetlearn_devices", Sample((run, state), float(count))
     present, most = server.present(), server.minutes.most_present()
     yield "fleetlearn_devices_present_ratio", Sample((run,), present / most if most else 1.0)
+
+
+def _privacy(account: PrivacyAccount | None) -> dict[str, float]:
+    """Return what is known of a private run's budget."""
+    if account is None:
+        return {}
+    found = {"epsilon": account.epsilon, "releases": account.releases}
+    if account.budget is not None:
+        found |= {"budget": account.budget, "spent_ratio": account.epsilon / account.budget}
+    if account.left is not None:
+        found["releases_left"] = account.left
+    return found
 
 
 def waits(server: RunServer) -> bool:

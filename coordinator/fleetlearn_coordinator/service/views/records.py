@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from fleetlearn_coordinator.dashboard.live_records import PrivacySpent
+
 
 class Trend(msgspec.Struct, frozen=True):
     """How one metric moved over the last committed rounds."""
@@ -72,6 +74,8 @@ class RunGlance(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     """Of the last committed round that measured any: the model with which it began, or the
     training."""
+    privacy: PrivacySpent | None = None
+    """What a private run has spent. None: the plan has no [privacy]."""
 
 
 class RoundView(msgspec.Struct, frozen=True, kw_only=True):

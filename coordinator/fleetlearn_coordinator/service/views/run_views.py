@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from fleetlearn_protocol.exchanges import EVALUATION
 
+from fleetlearn_coordinator.dashboard.live_records import PrivacySpent
 from fleetlearn_coordinator.rounds.commands import REJECTED, SURPLUS
 from fleetlearn_coordinator.service.views.records import (
     EvaluationView,
@@ -21,8 +22,10 @@ from fleetlearn_coordinator.service.views.records import (
     TurnView,
 )
 from fleetlearn_coordinator.storage.find_storage import find_storage
+from fleetlearn_coordinator.storage.ledger import PRIVACY
 from fleetlearn_coordinator.storage.ledger_reader import LedgerReader
 from fleetlearn_coordinator.storage.run_storage import RunStorage
+from fleetlearn_coordinator.storage.stored_json import decode
 
 RECENT = 20
 """Rounds by which the trend and the rate are told."""
@@ -155,7 +158,17 @@ def _glance(
         "connected": live["connected"] if running else 0,
         "waits_for": live.get("waits_for", "") if running else "",
         "metrics": measured[-1] if measured else {},
+        "privacy": read_privacy(meta),
     }
+
+
+def read_privacy(meta: Mapping[str, Any]) -> PrivacySpent | None:
+    """Return what a private run has spent. ``meta``: the ledger's small values. None: the run is
+    not private. Raises StoreError (damaged)."""
+    found = meta.get(PRIVACY)
+    return (
+        None if found is None else decode(found, PrivacySpent, "what the database says of privacy")
+    )
 
 
 def _round(row: Found) -> RoundView:

@@ -43,6 +43,8 @@ COUNTED = {
     "fleetlearn_devices", "fleetlearn_devices_connected", "fleetlearn_leases",
     "fleetlearn_spool_files", "fleetlearn_connections",
     "fleetlearn_canary_tasks", "fleetlearn_canary_went_back",
+    "fleetlearn_privacy_epsilon", "fleetlearn_privacy_budget", "fleetlearn_privacy_releases",
+    "fleetlearn_privacy_releases_left",
 }  # fmt: skip
 """Gauges that count things, or have the unit of what devices measure: they need none in the
 name."""

@@ -1,0 +1,135 @@
+"""Where people see what a private run has spent: log, status, rounds, page, metrics, results, and
+the devices' owners."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+from fleetlearn_coordinator.commands.show import privacy_words, rounds_table, run_lines
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.plan.service_settings import AlertSettings
+from fleetlearn_coordinator.results.run_results import RunResults
+from fleetlearn_coordinator.service.live_run import LiveRun, stopped_state
+from fleetlearn_coordinator.service.live_schema import schema
+from fleetlearn_coordinator.service.monitoring.alert_rules import RULES
+from fleetlearn_coordinator.service.monitoring.gauges import run_gauges
+from fleetlearn_coordinator.service.views.run_views import RunPlace, run_view
+from fleetlearn_protocol.messages import PrivacyNote
+from jsonschema import validate
+from peers import PlanMaker, fleet, update_of
+
+PRIVATE: dict[str, Any] = {
+    "privacy__noise": 4.0,
+    "privacy__delta": 1e-6,
+    "privacy__population": 100,
+    "privacy__clip": 1.0,
+    "privacy__participations": 1000,
+    "round__goal": 1,
+    "local__evaluate": False,
+}
+"""mu^2 = releases / 16: at delta 1e-6 epsilon is 2.25411 after four releases, 1.93 after three."""
+RULE = next(rule for rule in RULES if rule.name == "PrivacySpent")
+
+
+def train(plan: Plan, releases: int) -> dict[str, Any]:
+    """Make releases by a device at a socket. Returns what is shown of the run then."""
+
+    async def test() -> dict[str, Any]:
+        async with fleet(plan) as (server, join):
+            live = LiveRun("test", server)
+            server.run.observers.add(live)
+            peer = await join("a")
+            notes = []
+            for _ in range(releases):
+                task = await peer.do_round(update_of(0.1), evaluation=None)
+                notes.append(task.privacy)
+            while server.engine.releases < releases:
+                await asyncio.sleep(0.01)
+            gauges = {
+                name.removeprefix("fleetlearn_privacy_"): sample.value
+                for name, sample in run_gauges("test", server, server.live())
+                if name.startswith("fleetlearn_privacy_")
+            }
+            return {
+                "notes": notes,
+                "state": live.state(),
+                "glance": live.glance(),
+                "gauges": gauges,
+            }
+
+    return asyncio.run(test())
+
+
+def test_a_private_run_is_seen_everywhere(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fleetlearn")
+    plan = make_plan("dp-fedavg", **PRIVATE, privacy__epsilon=2.3)
+    found = train(plan, 3)
+    view = run_view(RunPlace("test", plan.data_dir))
+    assert view.privacy is not None
+    epsilon = view.privacy.epsilon
+    assert epsilon == pytest.approx(1.93, abs=0.005)
+    assert (view.privacy.budget, view.privacy.delta) == (2.3, 1e-6)
+    assert (view.privacy.releases, view.privacy.left) == (3, 1)
+    # on the page
+    spent = {"epsilon": epsilon, "budget": 2.3, "delta": 1e-6, "releases": 3, "left": 1}
+    assert found["state"]["privacy"] == found["glance"]["privacy"] == spent
+    assert stopped_state("test", plan)["privacy"] == spent
+    for kind, values in (("RunValues", found["state"]), ("Glance", found["glance"])):
+        validate(json.loads(json.dumps(values)), {**schema(), "$ref": f"#/$defs/{kind}"})
+    # in metrics, and the alert at 90 %
+    share = epsilon / 2.3
+    gauges = {"epsilon": epsilon, "budget": 2.3, "releases": 3, "releases_left": 1}
+    assert found["gauges"] == gauges | {"spent_ratio": pytest.approx(share)}
+    limit = RULE.limit_of(AlertSettings())
+    assert (limit, RULE.is_beyond(share, limit), RULE.is_beyond(0.91, limit)) == (0.9, False, True)
+    # for devices' owners
+    assert found["notes"][0] == PrivacyNote(0.0, 1e-6, 2.3)
+    assert found["notes"][2].spent == pytest.approx(1.54, abs=0.01)
+    # in words
+    words = "epsilon 1.93 of 2.3 (delta 1e-06), 3 releases, 1 left"
+    assert privacy_words(view.privacy) == words
+    assert f"privacy: {words}" in run_lines(view, time.time())
+    table = rounds_table(view.rounds, time.time(), 200)
+    (column,) = (each for each in table.columns if each.header == "epsilon")
+    assert [*column.cells][-1] == f"{epsilon:.4g}"
+    row = RunResults.load(plan.data_dir).round_rows[-1]
+    assert (row["privacy/epsilon"], row["privacy/release"]) == (epsilon, 3)
+    said = [text for text in caplog.messages if text.startswith(("privacy:", "84 %"))]
+    assert said == [
+        "privacy: epsilon 1.06 of 2.3 at delta 1e-06 after 1 release, 3 left",
+        "privacy: epsilon 1.54 of 2.3 at delta 1e-06 after 2 releases, 2 left",
+        "privacy: epsilon 1.93 of 2.3 at delta 1e-06 after 3 releases, 1 left",
+        "84 % of the privacy budget are spent: epsilon 1.93 of 2.3, 1 left; the run finishes "
+        "before the release that would go past it",
+    ]
+
+
+def test_a_run_without_a_budget_says_so(make_plan: PlanMaker) -> None:
+    plan = make_plan("dp-fedavg", **PRIVATE)
+    found = train(plan, 1)
+    assert {*found["gauges"]} == {"epsilon", "releases"}
+    view = run_view(RunPlace("test", plan.data_dir))
+    assert view.privacy is not None
+    assert privacy_words(view.privacy) == "epsilon 1.06 (delta 1e-06), 1 release"
+
+
+def test_a_run_that_is_not_private_shows_nothing_of_it(make_plan: PlanMaker) -> None:
+    plan = make_plan(round__goal=1)
+    found = train(plan, 1)
+    assert found["gauges"] == {}
+    assert found["notes"] == [None]
+    assert "privacy" not in found["state"].keys() | found["glance"].keys()
+    view = run_view(RunPlace("test", plan.data_dir))
+    assert view.privacy is None
+    table = rounds_table(view.rounds, time.time(), 200)
+    assert "epsilon" not in [each.header for each in table.columns]
+    assert not any(line.startswith("privacy") for line in run_lines(view, time.time()))
+    assert not any(
+        name.startswith("privacy") for name in RunResults.load(plan.data_dir).round_rows[0]
+    )
