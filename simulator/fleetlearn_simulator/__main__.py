@@ -32,7 +32,7 @@ with needs("fleetlearn-simulate", "simulator"):
     )
     from rich.table import Table
 
-    from fleetlearn_simulator import result_commands
+    from fleetlearn_simulator import privacy_command, result_commands
     from fleetlearn_simulator.audit import audit_command
     from fleetlearn_simulator.fleet.fleet import Fleet
     from fleetlearn_simulator.interrupts import STOP_REQUESTED, begin_worker, interruptible
@@ -44,6 +44,7 @@ with needs("fleetlearn-simulate", "simulator"):
 
 app = command_app("fleetlearn-simulate", "Simulates a fleet of devices in virtual time.")
 app.add_typer(result_commands.app)
+app.add_typer(privacy_command.app)
 app.add_typer(audit_command.app)
 ScenarioFile = Annotated[
     Path,

@@ -31,14 +31,14 @@ def privacy(plan: PlanFile, as_json: AsJson = False) -> None:
     from fleetlearn_coordinator.plan.plan import Plan
 
     with expected_errors():
-        found = _statement(Plan.load(plan))
+        found = statement_of(Plan.load(plan))
     if as_json:
         print(msgspec.json.encode(found).decode())
     else:
         show_statement(found)
 
 
-def _statement(plan: Plan) -> PrivacyStatement:
+def statement_of(plan: Plan) -> PrivacyStatement:
     """Return what the plan promises. Raises FleetError."""
     from fleetlearn_protocol import open_bundle
 
