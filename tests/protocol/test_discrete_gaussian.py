@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import erfc, exp, sqrt
 
 import numpy as np
@@ -119,6 +120,47 @@ def test_the_distribution_ends_beyond_38_standard_deviations(sigma: float) -> No
     end = (cells.accepted.size - 1 + 2**discrete_gaussian.WIDE_BITS) * width
     assert end > 38 * sigma
     assert 2 * exp(-700) * exp(-22) < 2.0**-1040 < TAIL
+
+
+def most_delta(
+    law: Callable[[int, float], float], sigma: float, shift: int, epsilon: float
+) -> float:
+    """The least delta with which noise of this law on whole numbers that differ by ``shift`` is
+    (epsilon, delta)-private: sum over n of max(0, P[n] - exp(epsilon) P[n - shift])."""
+    found = np.array([law(n, sigma) for n in range(-200, 201)])
+    found /= found.sum()
+    return float(np.maximum(found[shift:] - exp(epsilon) * found[:-shift], 0).sum())
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """The Gaussian mechanism's: Balle and Wang, "Improving the Gaussian Mechanism for Differential
+    Privacy" (2018), arXiv 1805.06530, theorem 8."""
+    parts = above(epsilon / mu - mu / 2, 1.0), above(epsilon / mu + mu / 2, 1.0)
+    return parts[0] - exp(epsilon) * parts[1]
+
+
+CASES = [
+    (sigma, shift, epsilon)
+    for sigma in (0.5, 1.0, 2.0, 5.0)
+    for shift in (1, 2, 3)
+    for epsilon in (0.1, 0.5, 1.0, 2.0)
+]
+
+
+def test_it_is_as_private_as_the_gaussian_mechanism() -> None:
+    for sigma, shift, epsilon in CASES:
+        allowed = gaussian_delta(shift / sigma, epsilon)
+        assert most_delta(probability, sigma, shift, epsilon) <= allowed + 1e-13
+
+
+def test_the_other_discrete_gaussian_is_not() -> None:
+    """P[n] in proportion to exp(-n^2 / (2 sigma^2)): the check above can fail."""
+    worse = [
+        most_delta(lambda n, sigma: exp(-n * n / (2 * sigma**2)), *case)
+        > gaussian_delta(case[1] / case[0], case[2]) * 1.01
+        for case in CASES
+    ]
+    assert sum(worse) >= 10
 
 
 def test_the_same_secret_gives_the_same_numbers_whatever_the_size_is() -> None:

@@ -26,6 +26,8 @@ class NoiseMechanism(NamedTuple):
     adds to the sensitivity beyond ``release.slack``."""
     as_planned: bool = False
     """Whether there may be no more releases than the rules plan: the slack is for that many."""
+    on_devices: bool = False
+    """Whether each device has added the noise of its own update already: nothing is drawn here."""
 
 
 def _no_buffers(rules: PrivacyRules, size: int) -> Buffers:
@@ -49,6 +51,6 @@ def _none(rules: PrivacyRules, sigma: float, secret: bytes, buffers: Buffers, si
 MECHANISMS: Mapping[str, NoiseMechanism] = {
     "gaussian": NoiseMechanism(_no_buffers, _independent, _no_slack),
     "dp-ftrl": NoiseMechanism(correlated.begin, correlated.draw, correlated.slack, True),
-    "local": NoiseMechanism(_no_buffers, _none, _no_slack),  # the devices have added theirs
+    "local": NoiseMechanism(_no_buffers, _none, _no_slack, on_devices=True),
 }
 """``PrivacyRules.mechanism`` -> what makes the noise of a release."""

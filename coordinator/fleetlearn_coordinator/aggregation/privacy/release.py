@@ -79,6 +79,9 @@ def release(rules: PrivacyRules, state: PrivacyState, total: NDArray[np.float64]
             f"all of the {rules.planned} releases that the {rules.mechanism} noise was made for "
             "are made: plan more rounds, with which another noise begins"
         )
+    if mechanism.on_devices:
+        mean = total / (rules.goal * rules.largest_weight)
+        return Released(mean, replace(state, releases=state.releases + 1))
     noise = rules.split.update
     if noise < LEAST_NOISE:
         raise ValueError(f"a noise multiplier of {noise} was given; it takes {LEAST_NOISE} or more")

@@ -95,6 +95,15 @@ def test_a_noise_that_is_too_small_for_the_grid_is_refused() -> None:
         release(rules, begin(rules, SECRET, 4), np.zeros(4))
 
 
+def test_with_noise_of_the_devices_none_is_added_and_nothing_overflows() -> None:
+    """Nobody clips such updates: hostile ones may be longer than any grid has steps for."""
+    rules = privacy_rules(mechanism="local")
+    total = np.array([1.0, -1e15, 2.0**60])
+    mean, after = release(rules, begin(rules, SECRET, 3), total)
+    assert mean.tolist() == (total / 40).tolist()
+    assert after.releases == 1
+
+
 def test_slack_is_small_and_grows_with_the_model() -> None:
     assert 0 < slack(1.0, 1) < slack(1.0, 10**6) < 2e-6
     assert slack(1.0, 10**9) < 7e-5
