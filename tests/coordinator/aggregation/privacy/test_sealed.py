@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.aggregation.privacy.sealed import KEY_WORDS, seal, unseal
+from fleetlearn_coordinator.aggregation.privacy.sealed import KEY_WORDS, _stream, seal, unseal
 
 SECRET, OTHER = bytes(range(32)), bytes(range(1, 33))
 BUFFER = np.arange(-500, 500, dtype=np.int64) << 40
@@ -29,6 +29,10 @@ def test_without_the_secret_it_is_random() -> None:
         assert np.abs(bits.mean(axis=0) - 0.5).max() < 5 * 0.5 / np.sqrt(len(bits))
         assert len({*values.tolist()}) == values.size
     assert not (first == seal(flat, OTHER, "sum_0")).any()
+    # The key, which the file has, does not open it without the secret.
+    key = first[:KEY_WORDS].tobytes()
+    assert (first[KEY_WORDS:] ^ _stream(key, SECRET, flat.size) == flat).all()
+    assert (first[KEY_WORDS:] ^ _stream(key, OTHER, flat.size) == flat).sum() == 0
     assert not (first == seal(flat, SECRET, "sum_1")).any()
 
 

@@ -85,6 +85,13 @@ class NoisyRun:
         return {name: values.tobytes() for name, values in self.privacy.buffers.items()}
 
 
+def copied(plan: Plan, folder: Path, releases: int) -> Plan:
+    """A copy of the run, whose original has made this many releases since."""
+    shutil.copytree(plan.data_dir, folder)
+    count_releases(folder, releases, NOW.wall, "command")
+    return msgspec.structs.replace(plan, data_dir=folder)
+
+
 def is_one_stream(moves: Sequence[NDArray[np.float64]], planned: int = ROUNDS) -> bool:
     """Whether these moves n are noise of one stream: C n is independent, with the plan's standard
     deviation."""
@@ -112,9 +119,7 @@ def test_restarts_change_no_bit(make_plan: PlanMaker, tmp_path: Path) -> None:
     secret."""
     plan = ftrl_plan(make_plan)
     NoisyRun(plan).fleet.store.close()
-    copy = msgspec.structs.replace(plan, data_dir=tmp_path / "copy")
-    shutil.copytree(plan.data_dir, copy.data_dir)
-    count_releases(copy.data_dir, 0, NOW.wall, "command")  # a copy that goes on as its original
+    copy = copied(plan, tmp_path / "copy", 0)
     one, other = NoisyRun(plan), NoisyRun(copy)
     for _ in range(ROUNDS):
         held = one.buffers()
@@ -185,6 +190,23 @@ def test_other_noise_in_between_begins_another_stream(make_plan: PlanMaker) -> N
     assert (run.privacy.releases, run.privacy.began) == (3, 3)
     assert not any(any(held) for held in run.buffers().values())
     run.fleet.store.close()
+
+
+def test_a_copy_whose_original_went_on_begins_another_stream(
+    make_plan: PlanMaker, tmp_path: Path
+) -> None:
+    """Two releases that both follow the same one are no part of one stream: its matrix has a row
+    for the first, a row for the second, and a row between."""
+    run = NoisyRun(ftrl_plan(make_plan))
+    run.train(2)
+    run.fleet.store.close()
+    for releases in (0, 2):
+        own = NoisyRun(copied(run.plan, tmp_path / f"copy-{releases}", releases))
+        begins = not any(any(held) for held in own.buffers().values())
+        assert begins == (releases > 0)
+        assert own.privacy.releases == 2 + releases
+        assert own.privacy.began == (4 if begins else 0)
+        own.fleet.store.close()
 
 
 def test_a_models_file_does_not_tell_about_the_noise(make_plan: PlanMaker) -> None:
