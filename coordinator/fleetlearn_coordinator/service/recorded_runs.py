@@ -9,7 +9,7 @@ from typing import Any
 
 from fleetlearn_coordinator.dashboard.replay import ReplayedRun
 from fleetlearn_coordinator.network.http_port import RefusedError
-from fleetlearn_coordinator.service.live_run import SPARK, read_history
+from fleetlearn_coordinator.service.live_run import SPARK, privacy_state, read_history
 from fleetlearn_coordinator.service.views.device_search import FITS, DeviceSearch
 from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_coordinator.service.views.records import RunView
@@ -46,6 +46,7 @@ def _recorded(views: LocalViews, run: RunView) -> ReplayedRun:
         "round": run.round,
         "finished": run.finished,
         **history.totals(),
+        **privacy_state(run.privacy),
     }
     glance = {
         "served": False,
@@ -56,6 +57,7 @@ def _recorded(views: LocalViews, run: RunView) -> ReplayedRun:
         "failed": run.failed,
         "metrics": run.metrics,
         "spark": [row.loss for row in run.rounds if row.loss is not None],
+        **privacy_state(run.privacy),
     }
     return ReplayedRun(values, history, glance)
 

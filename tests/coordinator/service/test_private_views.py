@@ -17,6 +17,8 @@ from fleetlearn_coordinator.service.live_run import LiveRun, stopped_state
 from fleetlearn_coordinator.service.live_schema import schema
 from fleetlearn_coordinator.service.monitoring.alert_rules import RULES
 from fleetlearn_coordinator.service.monitoring.gauges import run_gauges
+from fleetlearn_coordinator.service.recorded_runs import recorded_runs
+from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_coordinator.service.views.run_views import RunPlace, run_view
 from fleetlearn_protocol.messages import PrivacyNote
 from jsonschema import validate
@@ -80,6 +82,8 @@ def test_a_private_run_is_seen_everywhere(
     spent = {"epsilon": epsilon, "budget": 2.3, "delta": 1e-6, "releases": 3, "left": 1}
     assert found["state"]["privacy"] == found["glance"]["privacy"] == spent
     assert stopped_state("test", plan)["privacy"] == spent
+    (recorded,) = recorded_runs(LocalViews(plan=plan)).values()
+    assert recorded.values["privacy"] == recorded.glance["privacy"] == spent
     for kind, values in (("RunValues", found["state"]), ("Glance", found["glance"])):
         validate(json.loads(json.dumps(values)), {**schema(), "$ref": f"#/$defs/{kind}"})
     # in metrics, and the alert at 90 %

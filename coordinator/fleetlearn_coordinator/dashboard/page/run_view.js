@@ -187,7 +187,7 @@ function openRound() {
 
 // What a private run has spent of its budget.
 function privacy() {
-  const spent = bar([2]);
+  const spent = bar([0]);
   const words = el("p", { class: "readout" });
   const node = section("Privacy", el("div", { class: "panel" }, el("div", { class: "bars" }, spent.node), words));
 
@@ -198,7 +198,7 @@ function privacy() {
     const { epsilon, budget, delta, releases, left } = found;
     const of = budget === null ? "" : ` of ${figure(budget)}`;
     const more = left === null ? "" : `, ${count(left)} left`;
-    spent.draw(`Epsilon ${figure(epsilon)}${of} (delta ${delta})`, `${plural(releases, "release")}${more}`, [budget === null ? 0 : epsilon / budget]);
+    spent.draw(`Epsilon ${figure(epsilon)}${of} (delta ${delta.toExponential()})`, `${plural(releases, "release")}${more}`, [budget === null ? 0 : epsilon / budget]);
     say(words, budget === null ? "The plan states no budget: the run ends by its other rules." : "The run finishes before the release that would go past its budget.");
   }
   return { node, draw };
