@@ -42,7 +42,9 @@ def statement_of(plan: Plan) -> PrivacyStatement:
     """Return what the plan promises. Raises FleetError."""
     from fleetlearn_protocol import open_bundle
 
+    from fleetlearn_coordinator.plan.plan import PlanError
     from fleetlearn_coordinator.plan.privacy_statement import privacy_statement
+    from fleetlearn_coordinator.privacy.accounting import PrivacyError
 
     if plan.privacy is None:
         raise FleetError(
@@ -57,8 +59,11 @@ def statement_of(plan: Plan) -> PrivacyStatement:
         pass  # the plan may be written before the model is exported
     else:
         elements = manifest.size
-        plan.check_against(manifest)
-    return privacy_statement(plan, elements)
+        plan.check_bundle(manifest)
+    try:
+        return privacy_statement(plan, elements)
+    except PrivacyError as error:
+        raise PlanError(error.code, f"{plan.file}: {error.text}") from None
 
 
 def show_statement(found: PrivacyStatement) -> None:

@@ -15,6 +15,8 @@ from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.plan_rule import PlanRule, broken, leaves_updates_out
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
 
+MOST_CORRELATED = 100_000
+"""Most releases that correlated noise is made for: its search takes a second for so many."""
 MEASURED = "what devices measure tells about their data, and is not released"
 
 
@@ -252,6 +254,14 @@ def _fixed_size(plan: PlanKeys) -> str:
 
 
 POPULATION_RULES = (
+    _rule(
+        lambda plan, privacy: privacy.mechanism == "dp-ftrl" and plan.stop.rounds > MOST_CORRELATED,
+        lambda plan, privacy: (
+            f'stop.rounds = {plan.stop.rounds} with privacy.mechanism = "dp-ftrl": the noise is '
+            "made for the rounds that are planned, and the more there are the larger it is. State "
+            f"how many rounds there will be, up to {MOST_CORRELATED}"
+        ),
+    ),
     _rule(
         lambda plan, privacy: (
             privacy.sampling == "poisson"

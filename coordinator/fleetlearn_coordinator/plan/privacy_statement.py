@@ -19,6 +19,7 @@ from fleetlearn_coordinator.plan.privacy_terms import (
     privacy_rules,
     run_sensitivity,
 )
+from fleetlearn_coordinator.privacy.accounting import need_accounting
 
 
 class EpsilonRow(msgspec.Struct, frozen=True):
@@ -108,6 +109,7 @@ def privacy_statement(plan: Plan, elements: int | None) -> PrivacyStatement:
     Raises PrivacyError without the extra or where no noise can be found. The plan has [privacy]."""
     privacy = plan.privacy
     assert privacy is not None
+    need_accounting()
     rules = privacy_rules(plan, plan.largest_weight)
     assert rules is not None
     after = partial(epsilon_after, plan, noise=rules.noise)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import msgspec
@@ -51,6 +52,32 @@ def test_json_is_what_the_schema_says(plan: Path) -> None:
     (found,) = check("privacy", typed("privacy", plan, "--json"))
     assert [row["releases"] for row in found["spending"]] == [1, 4]
     assert found["noise"]["on_mean"] == 0.125
+
+
+def test_a_budget_that_is_too_small_is_shown_and_remarked(plan: Path) -> None:
+    """The table is what somebody needs who must change it. With the bundle too."""
+    write_test_bundle(plan.parent / "a.bundle", 100)
+    plan.write_text(f"{plan.read_text()}epsilon = 1.0")
+    shown = typed("privacy", plan)
+    assert "past the budget" in shown
+    assert "the coordinator refuses to start this run" in shown
+
+
+def test_noise_that_cannot_be_is_one_line_that_names_the_plan(plan: Path) -> None:
+    plan.write_text(f"{plan.read_text()}clip_quantile = 0.5")
+    done = CliRunner().invoke(app, ["privacy", str(plan)])
+    assert done.exit_code == 1
+    assert f"{plan}: privacy.noise = 1 leaves nothing for the mean" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_the_extra_it_says_what_to_install(
+    plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    done = CliRunner().invoke(app, ["privacy", str(plan)])
+    assert done.exit_code == 1
+    assert "pip install 'fleetlearn[coordinator,privacy]'" in done.stderr
 
 
 def test_a_plan_without_privacy_is_told_so(plan: Path) -> None:

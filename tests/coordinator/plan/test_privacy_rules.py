@@ -119,6 +119,9 @@ BROKEN = {
     "poisson, apart": (
         f'{SMALL}{PRIVATE}sampling = "poisson"\nseparation = 2', "privacy.separation = 2: the small"
     ),
+    "dp-ftrl for ever": (
+        f'recipe = "dp-ftrl"\n{SMALL}[stop]\nrounds = 100001\n{PRIVATE}', "up to 100000"
+    ),
     "fewer than a goal": (
         f"{SMALL}{PRIVATE.replace('1000', '3')}", "is less than round.goal = 4"
     ),
