@@ -36,6 +36,7 @@ with needs("fleetlearn-simulate", "simulator"):
     from fleetlearn_simulator.audit import audit_command
     from fleetlearn_simulator.fleet.fleet import Fleet
     from fleetlearn_simulator.interrupts import STOP_REQUESTED, begin_worker, interruptible
+    from fleetlearn_simulator.results.private_runs import NOT_RELEASED, privacy_words
     from fleetlearn_simulator.results.replayed_run import replayed_runs
     from fleetlearn_simulator.results.run_folder import CHECKPOINT, SCENARIO, SUMMARY
     from fleetlearn_simulator.run import Options, Outcome, prepare_sweep, simulate, summary_alone
@@ -343,12 +344,19 @@ def _summarise(outcome: Outcome) -> None:
     for what, where in MEASURED_ON.items():
         if summary.get(what):
             metrics = ", ".join(f"{name} {value:.5g}" for name, value in summary[what].items())
-            table.add_row(what, f"{metrics}, on {where}")
+            table.add_row(what, f"{metrics}, on {where}{_marked(what, summary)}")
+    if "privacy" in summary:
+        table.add_row("privacy", privacy_words(summary["privacy"]))
     table.add_row("back end", f"{summary['backend']} ({summary['why']})")
     page = outcome.folder / "report.html"
     if page.exists():
         table.add_row("report", str(page))
     show_table(table, stderr=True)
+
+
+def _marked(what: str, summary: Mapping[str, Any]) -> str:
+    """Return what is said of the test of a private run: it is no part of what a run releases."""
+    return NOT_RELEASED if what == "test" and "privacy" in summary else ""
 
 
 def _sweep(runs: list[Scenario], folder: Path, options: Options) -> None:

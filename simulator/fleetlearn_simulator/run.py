@@ -419,6 +419,7 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
         "metrics": committed[-1]["metrics"] if committed else {},
         **({"evaluation": fleet.evaluations[-1]["metrics"]} if fleet.evaluations else {}),
         "test": next((row["test"] for row in reversed(committed) if "test" in row), {}),
+        **({"privacy": committed[-1]["privacy"]} if committed and _is_private(fleet) else {}),
         "devices": len(fleet.tasks.has_bundle),
         **(
             {"without_examples": len(without)}
@@ -427,3 +428,7 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
         ),
         "model": digest(fleet.model),
     }
+
+
+def _is_private(fleet: Fleet) -> bool:
+    return fleet.coordinator.account is not None

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.plan.privacy_terms import epsilon_after
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.errors import FleetError, in_words
 from fleetlearn_protocol.typer_app import fail, show_table
@@ -19,7 +20,7 @@ from fleetlearn_simulator.audit.audit_report import (
     canary_finding,
     membership_findings,
 )
-from fleetlearn_simulator.audit.canary_run import CanaryAttack, accounted_epsilon, run_canaries
+from fleetlearn_simulator.audit.canary_run import CanaryAttack, run_canaries
 from fleetlearn_simulator.audit.membership import MembershipAttack, run_membership
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.scenario import Scenario
@@ -129,10 +130,10 @@ def audit_plan(
             found = run_canaries(plan, manifest, canaries)
         except ValueError as error:
             raise SimulatorError(f"{plan.file}: {error}") from None
-        findings.append(canary_finding(found, count, accounted_epsilon(plan, rules, count)))
+        findings.append(canary_finding(found, count, epsilon_after(plan, count, rules.noise)))
     if membership.shadow_runs and scenario is not None:
         rounds = plan.stop.rounds
-        accounted = accounted_epsilon(plan, rules, rounds)
+        accounted = epsilon_after(plan, rounds, rules.noise)
         findings += membership_findings(run_membership(scenario, membership), rounds, accounted)
     if not findings:
         raise SimulatorError(

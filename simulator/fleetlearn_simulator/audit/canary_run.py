@@ -18,15 +18,9 @@ from fleetlearn_coordinator.aggregation import optimizers
 from fleetlearn_coordinator.aggregation.model_state import ModelState, make_state
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.privacy import release
-from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.plan import Plan
-from fleetlearn_coordinator.privacy.accounting import (
-    gaussian_epsilon,
-    poisson_epsilon,
-    sensitivity,
-)
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import UPDATE
 
@@ -102,19 +96,6 @@ def run_canaries(
     assert plan.privacy is not None
     ratios = log_ratios(canaries, seen.lengths, seen.released)
     return guess(ratios, canaries.included, plan.privacy.delta)
-
-
-def accounted_epsilon(plan: Plan, rules: PrivacyRules, releases: int) -> float:
-    """Return the epsilon that a plan is accounted for after this many releases. Raises
-    PrivacyError where the extra ``privacy`` is not installed."""
-    privacy = plan.privacy
-    assert privacy is not None, "a plan without [privacy] is not audited"
-    if privacy.sampling == "poisson":
-        rate = plan.round.goal / privacy.population
-        return poisson_epsilon(rules.noise, rate, releases, privacy.delta)
-    limits = rules.separation, rules.participations, rules.planned
-    moved = sensitivity(rules.mechanism, releases, *limits)
-    return gaussian_epsilon(moved / rules.noise, privacy.delta)
 
 
 def audit_rules(plan: Plan, manifest: Manifest, canaries: CanaryDevices) -> RoundRules:

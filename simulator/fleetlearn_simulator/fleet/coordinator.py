@@ -33,6 +33,7 @@ from fleetlearn_simulator.fleet.round_costs import RoundCosts
 from fleetlearn_simulator.fleet.round_training import RoundTraining
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.fleet.sent_updates import TiedToUpdate
+from fleetlearn_simulator.fleet.simulated_account import SimulatedAccount
 from fleetlearn_simulator.fleet.trained_reports import Measured, parts_to_add, reports_of
 from fleetlearn_simulator.fleet.update_file import UpdateFile
 from fleetlearn_simulator.keyed_random import secret_bytes
@@ -51,12 +52,17 @@ class SimulatedCoordinator:
         self.scenario, self.plan, self.backend = scenario, scenario.plan, backend
         self.metrics = bundle.manifest.metrics
         # A device makes progress until it vanishes: there is no stall to watch for.
+        rules = self.plan.round_rules(bundle.manifest)
+        self.account = None if rules.privacy is None else SimulatedAccount(self.plan, rules.privacy)
+        """What the releases have spent. None: the plan has no [privacy]."""
         self.engine = Engine(
-            self.plan.engine_settings(scenario.service.heartbeat)._replace(stall=inf), prefix="s-"
+            self.plan.engine_settings(scenario.service.heartbeat)._replace(
+                stall=inf, budget=None if self.account is None else self.account.limit
+            ),
+            prefix="s-",
         )
         self.down = False
         """Whether its process is dead."""
-        rules = self.plan.round_rules(bundle.manifest)
         self.rules = replace(rules, metrics=("loss", *self.metrics))  # the order of rounds.jsonl
         self.weights = self.plan.update_weights()
         model = bundle.parameters()[: bundle.manifest.size].copy()
@@ -229,8 +235,11 @@ class SimulatedCoordinator:
             base = self.training.given[given_in].inputs.model
         made = self.round.commit(number, self.round.summary(dropped), base)
         self.earlier, self.state, self.abandoned_in_a_row = self.model, made.state, 0
-        chosen = selection.committed(self.engine, self.devices)
-        return self._close("committed", number, made.summary | chosen, now, connected)
+        summary = made.summary | selection.committed(self.engine, self.devices)
+        if self.account is not None and made.state.privacy is not None:
+            spent = self.account.summary(made.state.privacy.releases)
+            summary["privacy"] = summary.get("privacy", {}) | spent
+        return self._close("committed", number, summary, now, connected)
 
     def abandon(
         self, number: int, dropped: dict[str, int], now: float, connected: int

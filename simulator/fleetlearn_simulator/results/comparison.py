@@ -17,6 +17,7 @@ from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.results import html_page as page
 from fleetlearn_simulator.results.html_page import ABSENT, COLOURS, Chart, PagePart, chart, numbers
 from fleetlearn_simulator.results.loaded_run import Floats, LoadedRun, thinned, traffic
+from fleetlearn_simulator.results.private_runs import spent_last
 from fleetlearn_simulator.results.run_groups import Group, kinds_of, read_groups
 from fleetlearn_simulator.results.run_statistics import (
     Participation,
@@ -46,6 +47,7 @@ NOTES = {
     "evaluation": "On the devices' training examples, before training.",
     "train": "On the devices' training examples, in training.",
 }
+PRIVATE = " Of private runs that is the simulator's own: it is not released."
 
 
 def comparison_tables(folders: Sequence[Path], target: Target | None = None) -> list[Table]:
@@ -93,7 +95,9 @@ def _table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
     several = any(len(group.runs) > 1 for group in groups)
     headers = ["run", *(["seeds"] if several else []), "rounds", "abandoned", "virtual time"]
     headers += [f"{name} ({kind})" for name, kind in kinds.items()]
-    headers += ["tasks lost", "time wasted", "bytes sent", "state"]
+    private = _has_private(groups)
+    headers += [*(["epsilon"] if private else []), "tasks lost", "time wasted", "bytes sent"]
+    headers.append("state")
     rows = []
     for group in groups:
         cells = [group.label, *([str(len(group.runs))] if several else [])]
@@ -110,6 +114,8 @@ def _table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
                     [run[name][kind][1][-1] for run in group.metrics if kind in run.get(name, {})]
                 )
             )
+        if private:
+            cells.append(_spread([spent_last(run) for run in group.runs]))
         cells.append(f"{_spread([100 * lost_share(run) for run in group.runs], 3)} %")
         cells.append(f"{_spread([100 * wasted_share(run) for run in group.runs], 3)} %")
         cells.append(
@@ -122,6 +128,10 @@ def _table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
         cells.append(", ".join(dict.fromkeys(run.state for run in group.runs)))
         rows.append(cells)
     return headers, rows
+
+
+def _has_private(groups: Sequence[Group]) -> bool:
+    return any(run.private for group in groups for run in group.runs)
 
 
 def _mean(group: Group, value: Callable[[LoadedRun], float]) -> str:
@@ -149,7 +159,8 @@ def _sections(
     yield (
         "",
         *_table(groups),
-        " ".join(f"({kind}): {NOTES[kind][0].lower()}{NOTES[kind][1:]}" for kind in kinds),
+        " ".join(f"({kind}): {NOTES[kind][0].lower()}{NOTES[kind][1:]}" for kind in kinds)
+        + (PRIVATE if "test" in kinds and _has_private(groups) else ""),
     )
     if target is not None:
         yield f"Until {target}", *_until(groups, target), UNTIL

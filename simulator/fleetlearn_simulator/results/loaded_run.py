@@ -50,6 +50,8 @@ class Round(msgspec.Struct):
     device_seconds: dict[str, float] = {}
     bytes: dict[str, int] = {}
     change: float | None = None
+    privacy: dict[str, float | None] = {}
+    """What a private run has spent, and what it released beside the mean, by name."""
 
     @property
     def wasted(self) -> float:
@@ -84,6 +86,11 @@ class LoadedRun(NamedTuple):
     @property
     def committed(self) -> list[Round]:
         return [round_ for round_ in self.rows if round_.how == "committed"]
+
+    @property
+    def private(self) -> list[Round]:
+        """The rounds that made a release of a private run."""
+        return [round_ for round_ in self.committed if round_.privacy.get("epsilon") is not None]
 
     def column(self, value: Callable[[Round], float]) -> Floats:
         """Return ``value`` of each round: shape (rounds,)."""

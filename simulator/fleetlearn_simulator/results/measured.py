@@ -16,12 +16,16 @@ from fleetlearn_coordinator.results.run_results import (
 from fleetlearn_simulator.results.loaded_run import Round, read_run
 from fleetlearn_simulator.results.run_folder import EVALUATIONS, read_rows
 
+TOLD = "epsilon", "release", "clip", "clipped_share"
+"""What a table says of a private run's releases."""
+
 
 def load_results(folder: Path | str) -> RunResults:
     """Read what a simulation measured, whether it is finished or not. The columns are those of
     ``fleetlearn_coordinator.results.run_results``, and ``connected``, ``device_seconds/useful`` and
-    ``/wasted``, and ``cause/CAUSE``: why devices lost tasks, as only a simulation knows. Raises
-    SimulatorError if a file is missing or damaged."""
+    ``/wasted``, and ``cause/CAUSE``: why devices lost tasks, as only a simulation knows. Of a
+    private run also ``privacy/clip`` and, where that follows the updates, ``/clipped_share``.
+    Raises SimulatorError if a file is missing or damaged."""
     folder = Path(folder)
     run = read_run(folder)
     evaluations = read_rows(folder, EVALUATIONS) if (folder / EVALUATIONS).exists() else []
@@ -55,4 +59,5 @@ def _round_row(row: Round) -> ResultRow:
         **prefixed("test", row.test),
         **prefixed("device_seconds", row.device_seconds),
         **prefixed("cause", row.causes),
+        **prefixed("privacy", {name: row.privacy[name] for name in TOLD if name in row.privacy}),
     }

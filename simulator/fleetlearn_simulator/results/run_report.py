@@ -10,6 +10,12 @@ import numpy as np
 from fleetlearn_simulator.results import html_page as page
 from fleetlearn_simulator.results.html_page import ABSENT, PagePart, listed, share, size, span
 from fleetlearn_simulator.results.loaded_run import LoadedRun, read_run, series
+from fleetlearn_simulator.results.private_runs import (
+    NOT_RELEASED,
+    plan_words,
+    privacy_charts,
+    privacy_words,
+)
 from fleetlearn_simulator.results.run_charts import (
     KIND_STYLES,
     connected_chart,
@@ -49,6 +55,10 @@ def _parts(run: LoadedRun) -> Iterator[PagePart]:
         yield PagePart("section", "Metrics")
         yield PagePart("switch")
         yield PagePart("charts", metric_charts(run))
+        if run.private:
+            yield PagePart("section", "Privacy")
+            yield PagePart("note", f"{privacy_words(run.private[-1].privacy)}.")
+            yield PagePart("charts", privacy_charts(run))
         yield PagePart("section", "Where devices were lost")
         yield PagePart(
             "note", f"As the coordinator saw it: {listed(run.total(lambda row: row.dropped))}."
@@ -80,6 +90,7 @@ def _subtitle(run: LoadedRun) -> Iterator[str]:
         f"goal of {plan['round']['goal']:,} reports" if "goal" in plan.get("round", {}) else "",
         f"bundle {Path(plan['bundle']).name}" if "bundle" in plan else "",
     ]
+    privacy = plan_words(plan) if "privacy" in plan else ""
     state = (
         run.state
         if run.summary
@@ -88,7 +99,9 @@ def _subtitle(run: LoadedRun) -> Iterator[str]:
     backend = (
         f"back end {run.summary['backend']} ({run.summary['why']})" if "why" in run.summary else ""
     )
-    yield from filter(None, (" · ".join(filter(None, line)) for line in (words, (state, backend))))
+    yield from filter(
+        None, (" · ".join(filter(None, line)) for line in (words, (privacy,), (state, backend)))
+    )
 
 
 def _tiles(run: LoadedRun) -> Iterator[tuple[str, str, str]]:
@@ -127,9 +140,14 @@ def _tiles(run: LoadedRun) -> Iterator[tuple[str, str, str]]:
             f"{without:,}",
             "of those that were drawn; they never connect",
         )
+    if run.private:
+        spent = run.private[-1].privacy
+        of = "no budget" if spent.get("of") is None else f"of {spent['of']:g}"
+        yield "epsilon", f"{spent['epsilon']:.4g}", f"{of}, at delta {spent['delta']:g}"
     for name, kinds in series(run).items():
         kind = next(iter(kinds))
-        yield name, f"{kinds[kind][1][-1]:.4g}", KIND_STYLES[kind][0]
+        mark = NOT_RELEASED if run.private and kind == "test" else ""
+        yield name, f"{kinds[kind][1][-1]:.4g}", KIND_STYLES[kind][0] + mark
 
 
 def _last(run: LoadedRun) -> PagePart:
@@ -151,7 +169,7 @@ def _last(run: LoadedRun) -> PagePart:
         "partial",
     ]
     headers += [f"{name} ({kind})" for name, kind in columns]
-    headers += ["change", "wasted", "lost"]
+    headers += [*(["epsilon"] if run.private else []), "change", "wasted", "lost"]
     rows = []
     for round_ in run.rows[-LAST_ROUNDS:]:
         cells = [
@@ -168,6 +186,9 @@ def _last(run: LoadedRun) -> PagePart:
         ]
         means = [getattr(round_, kind).get(name) for name, kind in columns]
         cells += [ABSENT if value is None else f"{value:.4g}" for value in means]
+        if run.private:
+            spent = round_.privacy.get("epsilon")
+            cells.append(ABSENT if spent is None else f"{spent:.4g}")
         cells += [
             ABSENT if round_.change is None or round_.how != "committed" else f"{round_.change:.3g}"
         ]

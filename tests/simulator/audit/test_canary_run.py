@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.plan.privacy_terms import epsilon_after
 from fleetlearn_coordinator.privacy.accounting import sensitivity
 from fleetlearn_simulator.audit.canary_devices import Guesses
 from fleetlearn_simulator.audit.canary_run import (
     CanaryAttack,
     RoundOpener,
-    accounted_epsilon,
     audit_rules,
     observe,
     place_canaries,
@@ -48,7 +48,7 @@ def private_plan(round_: dict[str, Any] | None = None, **privacy: Any) -> Plan:
 def accounted(plan: Plan) -> float:
     rules = plan.round_rules(manifest()).privacy
     assert rules is not None
-    return accounted_epsilon(plan, rules, ROUNDS)
+    return epsilon_after(plan, ROUNDS, rules.noise)
 
 
 def attacked(
