@@ -4,14 +4,18 @@ commits, restarts, other plans and roll backs in any order."""
 from __future__ import annotations
 
 from collections import defaultdict
+from heapq import heappop, heappush
 from itertools import chain, pairwise
+from math import inf
 from typing import Any
 
 import pytest
+from fleetlearn_coordinator.rounds import round_state
 from fleetlearn_coordinator.rounds.commands import (
     LOST,
     PRIVACY_LIMIT,
     Abandon,
+    Ask,
     Assign,
     CancelTask,
     Command,
@@ -29,9 +33,10 @@ from fleetlearn_coordinator.rounds.participation_limits import (
 from fleetlearn_coordinator.rounds.round_state import EngineState
 from fleetlearn_coordinator.rounds.selection import Selection
 from fleetlearn_coordinator.rounds.selection_rules import Oort, SelectionRules, Stated
-from fleetlearn_coordinator.rounds.settings import PaceSettings, Settings
+from fleetlearn_coordinator.rounds.settings import PaceSettings, Phase, Settings
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from fleetlearn_coordinator.rounds.training_tasks import Restored
+from fleetlearn_coordinator.rounds.waiting_words import waits_for
 from fleetlearn_protocol import ProtocolError
 from hypothesis import HealthCheck, settings
 from hypothesis import Phase as Generate
@@ -43,6 +48,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from roll_call import ROLL_CALL, RollCall, roll_call
 from waking import let_time_pass
 
 SYNCHRONOUS = Settings(
@@ -57,6 +63,190 @@ EACH_RELEASE = BUFFERED._replace(separation=1, participations=None)
 DEVICES = st.sampled_from([f"d{number}" for number in range(8)])
 RULES = SelectionRules(weights={"tier:phone": 2.0}, quotas={"tier:phone": 0.5})
 OORT = SelectionRules(strategy="oort", oort=Oort(preferred=10.0, step=1.0))
+
+
+def arrive(engine: Engine, devices: str, now: float = 0.0) -> list[Command]:
+    commands = list[Command]()
+    for device in devices:
+        for series in engine.exchanges.values():
+            series.join(device)
+        commands += engine.check_in(device, None, now)
+    return commands
+
+
+def make_release(engine: Engine, now: float) -> list[str]:
+    """Let all devices with tasks report, and the round be committed. Returns them."""
+    devices = sorted(engine.leases)
+    commands = list[Command]()
+    for device in devices:
+        commands += engine.count_report(device, engine.leases[device], now)
+    assert any(isinstance(command, Commit) for command in commands)
+    engine.committed(now, change=1.0, metrics={})
+    return devices
+
+
+PAIRS = SYNCHRONOUS._replace(cohort=2, gather=0.0, stall=inf)
+
+
+def test_a_device_rests_for_its_separation_and_others_take_part() -> None:
+    engine = Engine(PAIRS._replace(separation=3, participations=None))
+    arrive(engine, "abcdef")
+    took_part = [make_release(engine, 10.0 * number) for number in range(1, 7)]
+    assert {*took_part[0], *took_part[1], *took_part[2]} == {*"abcdef"}
+    assert took_part[3:] == took_part[:3]  # each pair again after three releases
+    assert engine.waiting() == 0
+    assert {*engine.selection.limited.first.values()} == {8, 9}
+
+
+def test_who_took_part_as_often_as_it_may_is_never_chosen_again() -> None:
+    engine = Engine(PAIRS._replace(separation=1, participations=1))
+    arrive(engine, "abcde")
+    first, second = make_release(engine, 1.0), make_release(engine, 2.0)
+    assert {*first}.isdisjoint(second)
+    assert engine.phase is Phase.GATHERING
+    done = [*first, *second]
+    engine.disconnect(done[0], 3.0)
+    arrive(engine, done[0], 4.0)  # a connection gives nothing back
+    assert engine.selection.limited.done() == 4
+    assert engine.waiting() == 1
+    assert waits_for(engine, 4.0) == (
+        "a round needs 2 devices (round.minimum), and 1 can take part; 4 connected devices may "
+        "not: 4 took part as often as they may (privacy.participations = 1). Others have to connect"
+    )
+    assert isinstance(arrive(engine, "f", 5.0)[0], Opened)  # one comes, and the run goes on
+    assert {"f"} < {*engine.leases}
+
+
+def test_a_round_that_is_abandoned_is_no_participation() -> None:
+    engine = Engine(PAIRS._replace(participations=1))
+    arrive(engine, "ab")
+    engine.count_report("a", engine.leases["a"], 1.0)
+    engine.disconnect("b", 1.0)
+    assert any(isinstance(command, Abandon) for command in engine.tick(20.0))
+    assert [*engine.selection.idle] == ["a"]
+    arrive(engine, "b", 21.0)
+    assert {*engine.leases} == {"a", "b"}
+
+
+def test_a_lost_task_does_not_come_back_beside_a_report_of_its_device() -> None:
+    engine = Engine(EACH_RELEASE)
+    arrive(engine, "ab")
+    lost = engine.leases["a"]
+    engine.disconnect("a", 1.0)
+    engine.tick(5.0)
+    arrive(engine, "a", 5.0)
+    other = engine.leases["a"]
+    assert other != lost
+    engine.count_report("a", other, 6.0)
+    assert engine.check_in("a", lost, 7.0) == []  # with the work of the first one done
+    with pytest.raises(PrivacyLimitError, match="took part in release 1, and may again from re"):
+        engine.announce("a", lost, 1, 7.0)
+    assert engine.accepted == {other: "a"}
+    assert engine.end("a", lost, PRIVACY_LIMIT, 7.0) == []  # it ended when its device was lost
+
+
+def test_a_report_of_a_task_that_runs_is_refused_and_its_task_ends_by_a_cause_of_its_own() -> None:
+    """No schedule leads there; whatever does, nobody takes part too often."""
+    engine = Engine(PAIRS)
+    arrive(engine, "ab")
+    task = engine.leases["a"]
+    engine.limits.restore(4, [("a", 4, 1)])  # type: ignore[union-attr]
+    with pytest.raises(PrivacyLimitError):
+        engine.announce("a", task, 1, 1.0)
+    with pytest.raises(ValueError, match="is not wanted"):
+        engine.count_report("a", task, 1.0)
+    assert engine.end("a", task, PRIVACY_LIMIT, 1.0)[0] == Ended("a", task, 1, PRIVACY_LIMIT)
+    assert engine.causes() == {"rejected: privacy-limit": 1}
+    assert engine.selection.reliability.points == {}  # the device did nothing wrong
+
+
+def test_exchanges_before_the_tasks_ask_nobody_who_may_not_train(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rules = RollCall(devices=9, training_after=1)
+    monkeypatch.setitem(round_state.EXCHANGE_POLICIES, ROLL_CALL, roll_call(rules))
+    monkeypatch.setattr(RollCall, "next_members", lambda *_: None)
+    engine = Engine(PAIRS._replace(cohort=4))
+    engine.limits.restore(5, [("a", 5, 1), ("b", 3, 3)])  # type: ignore[union-attr]
+    asked = [each.device for each in arrive(engine, "abcd") if isinstance(each, Ask)]
+    assert asked == ["c", "d"]
+    engine.disconnect("a", 1.0)
+    assert not any(isinstance(each, Ask) for each in arrive(engine, "a", 2.0))
+
+
+def test_who_may_not_take_part_leaves_first_and_comes_back_when_it_may() -> None:
+    pace = PaceSettings(connected=2, longest=1000.0, check_ins=100.0)
+    engine = Engine(PAIRS._replace(separation=4, participations=2, pace=pace))
+    engine.limits.restore(9, [("done", 5, 2), ("later", 9, 1)])  # type: ignore[union-attr]
+    for pair, now in (("ab", 100.0), ("cd", 130.0)):
+        arrive(engine, pair, now)
+        make_release(engine, now)
+        for device in pair:
+            engine.disconnect(device, now)
+    sent_away = list[Command]()
+    for device in ("later", "done", "e", "f"):
+        sent_away += engine.check_in(device, None, 131.0)[:1]
+    assert {*sent_away} == {  # releases take 30 s
+        SendAway("later", 30.0),  # from release 13 on; 12 is the next
+        SendAway("done", 1000.0),  # never: as late as pace.longest allows
+    }
+
+
+@pytest.mark.parametrize(("separation", "most"), [(0, None), (1, 3), (4, None)])
+def test_fast_devices_take_part_no_more_often_than_slow_ones_may(
+    separation: int, most: int | None
+) -> None:
+    """Asynchronously a device is given another task as soon as it has reported: where tasks
+    take a tenth of the others' time, a tenth of the devices send half of all updates, and lose so
+    much more of their privacy (arXiv 2505.07041)."""
+    rules = BUFFERED._replace(
+        goal=5, cohort=40, minimum=5, stall=inf, deadline=1e4, grace=1e4, max_staleness=10**6,
+        separation=separation, participations=most,
+    )  # fmt: skip
+    engine, took_part = Engine(rules), defaultdict[str, list[int]](list)
+    times = {f"d{number:02}": 1.0 if number < 4 else 10.0 for number in range(40)}
+    due = list[tuple[float, str, str]]()
+    releases, counted = 0, list[str]()
+
+    def do(commands: list[Command], now: float) -> None:
+        nonlocal releases
+        for command in commands:
+            if isinstance(command, Assign):
+                heappush(due, (now + times[command.device], command.device, command.task))
+            elif isinstance(command, Commit):
+                releases += 1
+                for device in counted:
+                    took_part[device].append(releases)
+                counted.clear()
+                do(engine.committed(now, change=1.0, metrics={}), now)
+
+    for device in times:
+        do(engine.check_in(device, None, 0.0), 0.0)
+    while due and releases < 60:
+        now, device, task = heappop(due)
+        counted.append(device)
+        do(engine.count_report(device, task, now), now)
+    fast = [len(own) for device, own in took_part.items() if times[device] == 1.0]
+    slow = [len(own) for device, own in took_part.items() if times[device] == 10.0]
+    if not separation:
+        assert min(fast) > 4 * max(slow)
+        return
+    gaps = [b - a for own in took_part.values() for a, b in pairwise(own)]
+    assert min(gaps) >= separation
+    if most is None:
+        assert max(fast) <= 60 / separation
+        return
+    assert {*fast, *slow} == {most}  # 40 devices 3 times: 24 releases of 5
+    assert (releases, engine.phase, engine.waiting()) == (24, Phase.GATHERING, 0)
+    assert waits_for(engine, now) == (
+        "a round needs 1 device, and none can take part; 40 connected devices may not: 40 took "
+        "part as often as they may (privacy.participations = 3). Others have to connect"
+    )
+    new, _ = engine.check_in("new", None, now)  # nothing is finished: another one may come
+    assert isinstance(new, Opened)
+
+
+# --- in any order ---
 
 
 class AnyOrder(RuleBasedStateMachine):
