@@ -97,9 +97,7 @@ def _limited(state: EngineState) -> str:
     if done:
         most = rule.participations
         parts.append(f"{done} took part as often as they may (privacy.participations = {most})")
-    devices = "device" if len(limited) == 1 else "devices"
-    why = ", ".join(parts)
-    return f"; {len(limited)} connected {devices} may not: {why}. Others have to connect"
+    return f"; of the connected devices, {', '.join(parts)}. Others have to connect"
 
 
 def _for_reports(state: EngineState, now: float) -> str:

@@ -159,6 +159,7 @@ class Room(EnginePort):
     ) -> None:
         if not self.engine.takes_report(device, report.task):
             raise ProtocolError(Code.STALE_ROUND, "too late")
+        self.engine.check_participation(device)
         self.saved[report.task] = np.frombuffer(self.spool.files[spool], np.float32)
         assert largest == {"update": np.abs(self.saved[report.task]).max()}
 
@@ -480,6 +481,30 @@ def test_what_is_not_finite_ends_the_task() -> None:
     grant = granted(a, task, bad)
     assert one(a.say(*chunks(grant, bad), Uploaded(task.task)), Refused).code is Code.NOT_FINITE
     assert room.engine.causes() == {"rejected: not-finite": 1}
+    assert room.spool.files == {}
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_device_that_takes_part_too_often_is_told_so_and_its_task_ends(saved: bool) -> None:
+    """It does not send its update for nothing, nor again."""
+    room = Room(separation=2)
+    ((a, task),) = begun(room, "a")
+    assert room.engine.limits is not None
+    if saved:
+        grant = granted(a, task, UPDATE)
+    room.engine.limits.restore(4, [("a", 4, 1)])
+    said = a.say(
+        *((*chunks(grant, UPDATE), Uploaded(task.task)) if saved else [report_of(task, UPDATE)])
+    )
+    refused = one(said, Refused)
+    assert (refused.code, refused.task) == (Code.NOT_WANTED, task.task)
+    assert refused.text == (
+        "the report may not count for release 5: the device took part in release 4, and may again "
+        "from release 6 on (privacy.separation = 2); the next is release 5"
+    )
+    assert room.engine.causes() == {"rejected: privacy-limit": 1}
+    assert room.engine.leases == {}
+    assert room.saved == {}
     assert room.spool.files == {}
 
 

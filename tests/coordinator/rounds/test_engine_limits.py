@@ -110,8 +110,9 @@ def test_who_took_part_as_often_as_it_may_is_never_chosen_again() -> None:
     assert engine.selection.limited.done() == 4
     assert engine.waiting() == 1
     assert waits_for(engine, 4.0) == (
-        "a round needs 2 devices (round.minimum), and 1 can take part; 4 connected devices may "
-        "not: 4 took part as often as they may (privacy.participations = 1). Others have to connect"
+        "a round needs 2 devices (round.minimum), and 1 can take part; of the connected "
+        "devices, 4 took part as often as they may (privacy.participations = 1). Others have to "
+        "connect"
     )
     assert isinstance(arrive(engine, "f", 5.0)[0], Opened)  # one comes, and the run goes on
     assert {"f"} < {*engine.leases}
@@ -239,8 +240,8 @@ def test_fast_devices_take_part_no_more_often_than_slow_ones_may(
     assert {*fast, *slow} == {most}  # 40 devices 3 times: 24 releases of 5
     assert (releases, engine.phase, engine.waiting()) == (24, Phase.GATHERING, 0)
     assert waits_for(engine, now) == (
-        "a round needs 1 device, and none can take part; 40 connected devices may not: 40 took "
-        "part as often as they may (privacy.participations = 3). Others have to connect"
+        "a round needs 1 device, and none can take part; of the connected devices, 40 took part as "
+        "often as they may (privacy.participations = 3). Others have to connect"
     )
     new, _ = engine.check_in("new", None, now)  # nothing is finished: another one may come
     assert isinstance(new, Opened)

@@ -21,6 +21,7 @@ from fleetlearn_coordinator.storage.ledger import (
     DeviceActivity,
     ExchangeEnded,
     Metadata,
+    ParticipationCounted,
     RoundClosed,
     RoundOpened,
     SavedAnswer,
@@ -115,6 +116,24 @@ def test_devices_that_were_seen_long_ago_are_forgotten(
         ledger.write([RoundOpened(number, 0.0), RoundClosed(number, "abandoned", {}, 1.0)])
     with find_storage(tmp_path).read_ledger() as reader:
         assert [row.device for row in reader.device_activity()] == ["d0", "d1", "d2"]
+
+
+def test_who_took_part_in_a_private_run_is_never_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a device could take part more often than its noise was computed for."""
+    monkeypatch.setattr(sqlite_ledger, "ROUNDS_KEPT", 2)
+    monkeypatch.setattr(sqlite_ledger, "DEVICES_KEPT", 3)
+    ledger = open_ledger(tmp_path)
+    for number in range(1, 9):
+        counted = [ParticipationCounted(f"d{number}", number, 1), DeviceActivity(f"d{number}", 1.0)]
+        closed = RoundClosed(number, "committed", {}, 1.0)
+        ledger.write([RoundOpened(number, 0.0), *counted, closed])
+    ledger.write([ParticipationCounted("d1", 9, 1), ParticipationCounted("d2", 10, 10)])
+    assert len(ledger.participations()) == 8
+    assert ledger.participations()[:2] == [("d1", 9, 2, 1), ("d2", 10, 1, 10)]
+    with find_storage(tmp_path).read_ledger() as reader:
+        assert len(reader.device_activity()) == 3
 
 
 def test_evaluations_of_a_version_that_knew_no_other_exchange_go_on(tmp_path: Path) -> None:
