@@ -124,7 +124,7 @@ def test_pages_and_tables_show_what_was_spent(tmp_path: Path, private_line: Path
     for part in ("Epsilon spent", "Clip norm", "Clipped updates", "budget", "of 9, at delta 1e-06"):
         assert part in page
     assert "what devices measure is not released" in page
-    rows = load_results(folder).rounds
+    rows = load_results(folder).round_rows
     assert [row["privacy/release"] for row in rows] == [1, 2, 3]
     assert rows[0]["privacy/epsilon"] == pytest.approx(FIRST, abs=1e-4)
     assert {"privacy/clip", "privacy/clipped_share"} <= rows[0].keys()
