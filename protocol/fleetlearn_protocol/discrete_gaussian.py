@@ -55,7 +55,8 @@ CHUNK = 2**16
 processor's cache."""
 CLOSE = 2.0**-40
 """Comparisons of float64 that are closer than this, as a fraction, do not count. Their error is
-below 2^-40: the exponent is at most 2^10, and is known to 2^-51."""
+below 2^-40: the exponent, up to 2^10, is known to 2^-51 of itself. With a larger one the chance is
+so small that the absolute part of ``_accept``'s tolerance is what counts."""
 DIGITS = 50
 """Decimal digits of the densities in a table."""
 MARGIN = Decimal("1e-9")

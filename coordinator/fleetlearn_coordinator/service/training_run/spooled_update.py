@@ -39,8 +39,10 @@ class SpooledUpdate:
     def read(self, start: int, stop: int) -> Vector:
         encoding = find_encoding(self.part.encoding)
         begin, end = encoding.size(start), encoding.size(stop)
-        blocks = self.blobs.read_spool_file(self.spool_file, end - begin, self.begin + begin)
-        return encoding.decode(b"".join(blocks), stop - start)
+        (content,) = self.blobs.read_spool_file(
+            self.spool_file, end - begin, self.begin + begin, part_bytes=end - begin
+        )
+        return encoding.decode(content, stop - start)
 
 
 def spooled_parts(
