@@ -1,5 +1,5 @@
-"""docs/operate/security.md: each line of what is protected, and of what is not, names tests, and
-they are there."""
+"""docs/operate/security.md and docs/privacy.md: each line of what is protected, assumed, and not
+protected names tests, and they are there."""
 
 from __future__ import annotations
 
@@ -9,25 +9,34 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "operate" / "security.md").read_text("utf-8")
+PAGES = {
+    "operate/security.md": ["what is protected", "what is not"],
+    "privacy.md": ["assumed", "what is protected", "what is not", "without a trusted coordinator"],
+}
+"""Page -> its tables of promises."""
 HEADER = re.compile(r"\|[^\n]*\| shown by \|\n\|---\|---\|---\|\n((?:\|[^\n]*\|\n)+)")
-ROWS = [
-    [cell.strip() for cell in line.strip("|").split(" | ")]
-    for table in HEADER.findall(PAGE)
-    for line in table.splitlines()
-]
-TESTS = sorted(
-    {name for row in ROWS for name in re.findall(r"`([\w/.:]*test_\w+\.py[\w:]*)`", row[-1])}
-)
+NAMES = re.compile(r"`([\w/.:]*test_\w+\.py[\w:]*)`")
 
 
-def test_each_line_names_a_test_or_says_why_there_is_none() -> None:
-    assert len(HEADER.findall(PAGE)) == 2, "what is protected, and what is not"
-    for row in ROWS:
+def tables_of(page: str) -> list[list[list[str]]]:
+    """Return the cells of each row of each table."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    return [
+        [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()]
+        for table in HEADER.findall(text)
+    ]
+
+
+ROWS = [(page, row) for page in PAGES for table in tables_of(page) for row in table]
+TESTS = sorted({name for _, row in ROWS for name in NAMES.findall(row[-1])})
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_line_names_a_test_or_says_why_there_is_none(page: str) -> None:
+    assert len(tables_of(page)) == len(PAGES[page]), PAGES[page]
+    for row in (row for found, row in ROWS if found == page):
         assert len(row) == 3, row
-        assert re.search(r"`[\w/.:]*test_\w+\.py[\w:]*`|^none: ", row[-1]), (
-            f"{row[0]}: no test is named"
-        )
+        assert NAMES.search(row[-1]) or row[-1].startswith("none: "), f"{row[0]}: no test is named"
 
 
 @pytest.mark.parametrize("name", TESTS)
