@@ -46,17 +46,19 @@ def budget_of(account: PrivacyAccount) -> ReleaseBudget | None:
     """Return after how many releases the run stops, and why. None: no budget limits them."""
     if account.budget is None or account.left is None:
         return None
-    releases = account.releases + account.left
+    rounds = account.rounds + account.left
     spent, beyond = (
         spent_after(account.segments, account.left + more, account.delta) for more in (0, 1)
     )
     spent_text, budget, more = shown(spent, account.budget, beyond)
-    times = "1 release" if releases == 1 else f"{releases} releases"
+    what = "round" if account.is_local else "release"
+    times = f"1 {what}" if rounds == 1 else f"{rounds} {what}s"
     reason = (
         f"the privacy budget is spent: epsilon {spent_text} of {budget} after {times}; another "
         f"would make it {more}"
     )
-    return ReleaseBudget(releases, Finish(reason, "privacy budget", spent, account.budget))
+    finish = Finish(reason, "privacy budget", spent, account.budget)
+    return ReleaseBudget(rounds, finish, account.is_local)
 
 
 def shown(*epsilons: float) -> list[str]:

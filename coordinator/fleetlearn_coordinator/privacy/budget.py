@@ -12,7 +12,7 @@ every segment.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import hypot
+from math import hypot, sqrt
 
 import msgspec
 
@@ -41,11 +41,19 @@ class Segment(msgspec.Struct, frozen=True):
     has ended, whatever the rules are."""
     releases: int = 0
     """How many were made."""
+    abandoned: int = 0
+    """Rounds that were abandoned, with mechanism local: devices had sent their updates."""
 
     @property
     def mu(self) -> float:
         """The most that one device's data move the segment's releases, in standard deviations of
-        their noise."""
+        their noise.
+
+        With mechanism local, what a device sends is what it tells, whether it counts or not: one
+        update in each round, however few of them the limits let count.
+        """
+        if self.mechanism == "local":
+            return sqrt(self.releases + self.abandoned) / self.noise
         if not self.releases:
             return 0.0
         limits = self.separation, self.participations
@@ -96,8 +104,8 @@ def releases_left(
 def begin_segment(segments: Sequence[Segment], new: Segment) -> list[Segment]:
     """Return the segments with which releases go on under the rules of ``new``, which counts no
     release: the last one that has any goes on where its rules are the same."""
-    kept = [segment for segment in segments if segment.releases]
-    if kept and msgspec.structs.replace(kept[-1], releases=0) == new:
+    kept = [segment for segment in segments if segment.releases or segment.abandoned]
+    if kept and msgspec.structs.replace(kept[-1], releases=0, abandoned=0) == new:
         return kept
     return [*kept, new]
 
@@ -127,6 +135,29 @@ class PrivacyAccount(msgspec.Struct, frozen=True):
             None if self.left is None else max(0, self.left - 1),
             self.releases + 1,
         )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each update tells the coordinator something, so that abandoned rounds spend
+        too."""
+        return self.segments[-1].mechanism == "local"
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds have spent something: those that released a model, and with mechanism
+        local the abandoned ones."""
+        return self.releases + sum(segment.abandoned for segment in self.segments)
+
+    def after_abandoned(self) -> PrivacyAccount:
+        """Return the account after a round that was abandoned. Only with mechanism local does it
+        spend anything."""
+        if not self.is_local:
+            return self
+        *earlier, last = self.segments
+        last = msgspec.structs.replace(last, abandoned=last.abandoned + 1)
+        left = None if self.left is None else max(0, self.left - 1)
+        epsilon = spent([*earlier, last], self.delta)
+        return msgspec.structs.replace(self, segments=[*earlier, last], epsilon=epsilon, left=left)
 
 
 def make_account(segments: Sequence[Segment], budget: float | None, delta: float) -> PrivacyAccount:

@@ -313,6 +313,7 @@ class Engine(EngineState):
             commands += self.round_exchanges.give_up(text)
         if self.phase in (Phase.OPEN, Phase.COMMITTING):
             commands.append(Abandon(self.round, self.causes(), text))
+            self._count_abandoned()
         self.book.dropped.clear()
         self.finishing = None
         self.version += 1
@@ -417,7 +418,7 @@ class Engine(EngineState):
             commands += beside.open(self.round, self.version, now)
             part = beside.before_tasks(self.round)
         if part == "failed":
-            commands += self._abandon_for_exchange(beside.text, self.causes(), now)
+            commands += self._abandon(beside.text, self.causes(), now)
         if part == "done" and beside.let_members_train():
             self.deadline = now + self.settings.deadline
         return part == "done"
@@ -438,13 +439,19 @@ class Engine(EngineState):
         commit, beside.commit = beside.commit, None
         if part == "done":
             return [*commands, commit]
-        return commands + self._abandon_for_exchange(beside.text, commit.dropped, now)
+        return commands + self._abandon(beside.text, commit.dropped, now)
 
-    def _abandon_for_exchange(self, why: str, dropped: dict[str, int], now: float) -> list[Command]:
+    def _abandon(self, why: str, dropped: dict[str, int], now: float) -> list[Command]:
+        """End the open round without a model. ``dropped``: as in ``Abandon``."""
         commands: list[Command] = [Abandon(self.round, dropped, why)]
-        self._end_round(self._abandoned())
-        finish, self.finishing = self.finishing, None
+        self._end_round([] if self.limits is None else self.limits.abandon())
+        self._count_abandoned()
+        finish, self.finishing = self.finishing or self.finish(inf, {}), None
         return commands + (self._advance(now) if finish is None else self._finish(finish, now))
+
+    def _count_abandoned(self) -> None:
+        budget = self.settings.budget
+        self.releases += budget is not None and budget.abandoned
 
     def _begin_exchanges(self, now: float) -> list[Command]:
         """Open the exchanges that are due. A run that is to finish does so after the last one."""
@@ -508,13 +515,7 @@ class Engine(EngineState):
             self.round_exchanges.commit = commit
             return commands + self._advance(now)
         text = f"{reports} reports at the deadline, {self.settings.minimum} are the minimum"
-        commands.append(Abandon(self.round, causes, text))
-        self._end_round(self._abandoned())
-        return commands + self._advance(now)
-
-    def _abandoned(self) -> list[str]:
-        """Let the open round's reports count for no release. Returns their devices."""
-        return [] if self.limits is None else self.limits.abandon()
+        return commands + self._abandon(text, causes, now)
 
     def _end_round(self, not_released: Iterable[str] = ()) -> None:
         """The round is over. ``not_released``: devices whose reports count for no release any

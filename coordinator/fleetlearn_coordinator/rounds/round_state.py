@@ -52,7 +52,8 @@ class EngineState:
     version: int = 0
     round: int = 0
     releases: int = 0
-    """Rounds committed, where ``Settings.budget`` limits them. A roll back gives none back."""
+    """Rounds that ``Settings.budget`` limits: those that were committed, and where it says so the
+    abandoned ones. A roll back gives none back."""
     phase: Phase = Phase.GATHERING
     deadline: float = 0.0
     """When the open round ends. Asynchronous: when it is next looked at."""

@@ -52,6 +52,8 @@ class ReleaseBudget(NamedTuple):
     """Most rounds that may be committed, those of earlier processes included."""
     spent: Finish
     """Why training is over once they are: the rule ``privacy budget``."""
+    abandoned: bool = False
+    """Whether abandoned rounds count as well: each update was seen as it was sent."""
 
 
 class Settings(NamedTuple):

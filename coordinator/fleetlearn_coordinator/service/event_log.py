@@ -119,11 +119,11 @@ class EventLog:
         if event.outcome == "committed":
             known = said("round-committed", round=number, version=event.version, **shown)
             self._log.info("round %d committed: %s", number, found, extra=known)
-            if "privacy" in event.summary:
-                self._say_privacy(event.summary["privacy"])
         else:
             known = said("round-abandoned", round=number, why=event.why, **shown)
             self._log.warning("round %d abandoned: %s; %s", number, event.why, found, extra=known)
+        if "privacy" in event.summary:
+            self._say_privacy(event.summary["privacy"])
 
     def _say_privacy(self, spent: Mapping[str, Any]) -> None:
         """Say what a private run has spent with a release, and warn when that is nearly all."""

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 from fleetlearn_coordinator.privacy.budget import (
+    PrivacyAccount,
     Segment,
     begin_segment,
     make_account,
     releases_left,
-    releases_of,
     spent,
 )
 from hypothesis import given
@@ -45,7 +45,11 @@ def segment(noise: float = 1.0, releases: int = 0, **more: Any) -> Segment:
         ([segment(4.0, 16, separation=4, participations=1)], 1.0607),
         # mu^2 = 4 / 64 + 3 / 16 = 1 / 4, a device's cap being counted in each segment
         ([segment(8.0, 4, participations=4), segment(4.0, 9, participations=3)], 2.2541),
+        # On the device: one update in each round, whether it counts or not.
         ([segment(4.0, 4, mechanism="local")], 2.2541),
+        ([segment(4.0, 3, mechanism="local", abandoned=1)], 2.2541),
+        ([segment(4.0, 0, mechanism="local", abandoned=4)], 2.2541),
+        ([segment(4.0, 4, mechanism="local", participations=1, separation=4)], 2.2541),
     ],
 )
 def test_vectors(segments: list[Segment], epsilon: float) -> None:
@@ -101,22 +105,33 @@ PARAMETERS = st.builds(
 )
 
 
-@given(st.lists(st.one_of(st.just("release"), st.just("restart"), PARAMETERS), max_size=30))
+EVENTS = st.one_of(st.sampled_from(["release", "abandon", "restart"]), PARAMETERS)
+
+
+@given(st.lists(EVENTS, max_size=30))
 def test_what_is_spent_never_falls(happened: list[Any]) -> None:
-    """Whatever the order of releases, restarts and changed plans. A roll back changes nothing."""
-    segments, found, releases = [segment()], [0.0], 0
+    """Whatever the order of releases, abandoned rounds, restarts and changed plans. A roll back
+    changes nothing."""
+    account, releases = make_account([segment()], 50.0, DELTA), 0
+    accounts = [account]
     for event in happened:
         match event:
             case "release":
-                segments = [*segments[:-1], segments[-1].after(1)]
+                account = account.after_release()
                 releases += 1
+            case "abandon":
+                account = account.after_abandoned()
             case "restart":
-                segments = msgspec.json.decode(msgspec.json.encode(segments), type=list[Segment])
+                account = msgspec.json.decode(msgspec.json.encode(account), type=PrivacyAccount)
             case _:
-                segments = begin_segment(segments, event)
-        found.append(spent(segments, DELTA))
-        assert releases_of(segments) == releases
-    assert all(later >= earlier - 1e-9 for earlier, later in pairwise(found))
+                segments = begin_segment(account.segments, event)
+                account = make_account(segments, account.budget, account.delta)
+        accounts.append(account)
+        assert account.releases == releases
+        assert account == make_account(account.segments, account.budget, account.delta)
+    for earlier, later in pairwise(accounts):
+        assert later.epsilon >= earlier.epsilon - 1e-9
+        assert later.rounds >= earlier.rounds
 
 
 @given(st.lists(PARAMETERS, min_size=1, max_size=3), st.floats(0.1, 10.0), st.integers(1, 60))

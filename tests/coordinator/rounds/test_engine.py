@@ -150,6 +150,19 @@ def test_a_roll_back_gives_nothing_of_the_privacy_budget_back() -> None:
     assert engine.go_on_from_model(2.0) == [spent]
 
 
+@pytest.mark.parametrize("counts", [False, True])
+def test_abandoned_rounds_count_where_updates_are_seen_as_they_are_sent(counts: bool) -> None:
+    spent = Finish("the privacy budget is spent", "privacy budget", 7.96, 8.0)
+    rules = SETTINGS._replace(budget=ReleaseBudget(releases=2, spent=spent, abandoned=counts))
+    engine, _ = started("ab", rules)
+    engine.roll_back()  # gives the first round up
+    after = engine.go_on_from_model(1.0)
+    assert of_type(after, Opened) == [Opened(2)]
+    after = engine.tick(1.0 + rules.deadline)
+    assert isinstance(after[-1], Finish) is counts
+    assert engine.releases == 2 * counts
+
+
 def test_a_snapshot_has_the_releases() -> None:
     engine, tasks = started()
     engine.releases = 4

@@ -21,7 +21,7 @@ from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
-from fleetlearn_coordinator.plan.privacy_budget import account_of, budget_of
+from fleetlearn_coordinator.plan.privacy_budget import account_of, budget_of, digest_of
 from fleetlearn_coordinator.privacy.budget import PrivacyAccount, make_account
 from fleetlearn_coordinator.rounds.settings import ReleaseBudget
 from fleetlearn_coordinator.service.backup_contents import is_path
@@ -80,6 +80,9 @@ class PrivateBudget:
             raise PlanError(Code.BAD_MESSAGE, _too_late(plan, store.ledger))
         if before is not None:
             _refuse_copy(store, before)
+            if before.is_local and before.segments[-1].rules != digest_of(rules):
+                # A round that is open is given up, whose updates were sent under the old rules.
+                before = before.after_abandoned()
         self.account = account_of(plan.privacy, rules, () if before is None else before.segments)
         self.rows = [account_row(self.account), Metadata(PLACE, _place_of(store.storage.where))]
         change = None if before is None else _change(before, self.account)
@@ -94,9 +97,17 @@ class PrivateBudget:
         return None if self.account is None else budget_of(self.account)
 
     @property
-    def releases(self) -> int:
-        """How many releases were made."""
-        return 0 if self.account is None else self.account.releases
+    def rounds(self) -> int:
+        """How many rounds have spent something."""
+        return 0 if self.account is None else self.account.rounds
+
+    def abandoned(self) -> list[Row]:
+        """A round was abandoned. Returns what is to be written with its end: with mechanism local
+        each update was seen as it was sent, and nothing else is spent."""
+        if self.account is None or not self.account.is_local:
+            return []
+        self.account = self.account.after_abandoned()
+        return [account_row(self.account)]
 
     def log_changes(self) -> None:
         """Let the audit log have the changes of [privacy] that it does not have yet: the process

@@ -55,7 +55,7 @@ from fleetlearn_coordinator.service.training_run.finish import finish_rows, met_
 from fleetlearn_coordinator.service.training_run.load_state import load_or_begin
 from fleetlearn_coordinator.service.training_run.participations import take_up_participations
 from fleetlearn_coordinator.service.training_run.plan_changes import look_at_plan
-from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget
+from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget, summary_of
 from fleetlearn_coordinator.service.training_run.remembered_pace import pace_rows, restore_pace
 from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
 from fleetlearn_coordinator.service.training_run.resume import GivenUp, take_up_rounds
@@ -124,7 +124,7 @@ class Run:
             prefix=f"{store.run}-",
             version=newest.version,
             round=store.ledger.last_round(),
-            releases=self.budget.releases,
+            releases=self.budget.rounds,
         )
         participations = take_up_participations(
             rules.privacy, self.budget.account, self.engine, store.ledger
@@ -205,7 +205,8 @@ class Run:
     def _give_up(self, given_up: GivenUp, now: Clocks) -> None:
         why = "its reports cannot be added up any more"
         closed, ended = self._abandon(given_up.number, given_up.dropped, why, now)
-        self.store.write([*given_up.rows, closed])
+        self.store.write([*given_up.rows, *closed])
+        self.engine.releases = self.budget.rounds
         self.observers.tell([ended])
 
     def tied_to(self, device: str) -> str | None:
@@ -318,8 +319,8 @@ class Run:
                 case Opened(number):
                     rows.append(self._open(number, now))
                 case Abandon(number, dropped, text):
-                    row, round_ended = self._abandon(number, dropped, text, now)
-                    rows.append(row)
+                    closed, round_ended = self._abandon(number, dropped, text, now)
+                    rows += closed
                     events.append(round_ended)
                     heard.append(command)
                 case Finish():
@@ -347,13 +348,16 @@ class Run:
 
     def _abandon(
         self, number: int, dropped: Mapping[str, int], text: str, now: Clocks
-    ) -> tuple[RoundClosed, RoundEnded]:
-        """End the open round without a model. Returns the row that says so, and the event for when
-        the row is written. ``text``: why."""
+    ) -> tuple[list[Row], RoundEnded]:
+        """End the open round without a model. Returns the rows that say so, and the event for when
+        they are written. ``text``: why."""
         summary, newest = self._summary(dropped, now), self.models.newest
         self.reports.end(newest)
+        spent = self.budget.abandoned()
+        if self.budget.account is not None and spent:
+            summary["privacy"] = summary_of(self.budget.account)
         closed = RoundClosed(number, "abandoned", summary, now.wall)
-        return closed, RoundEnded(number, "abandoned", newest.version, summary, text)
+        return [closed, *spent], RoundEnded(number, "abandoned", newest.version, summary, text)
 
     def _summary(self, dropped: Mapping[str, int], now: Clocks) -> dict[str, Any]:
         """Return the summary of the round that closes."""

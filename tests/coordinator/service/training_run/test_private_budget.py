@@ -185,6 +185,27 @@ def test_abandoned_rounds_spend_nothing_and_a_roll_back_gives_nothing_back(
     assert (account_in(plan).releases, account_in(plan).left) == (4, 0)
 
 
+def test_with_noise_on_the_device_an_abandoned_round_spends_too(make_plan: PlanMaker) -> None:
+    """The coordinator is not trusted, and has seen each update that a device sent."""
+    plan = make_plan(**FOUR, privacy__mechanism="local")
+    fleet = Fleet(plan)
+    release(fleet, 2)
+    fleet.carry_out(fleet.run.engine.tick(fleet.run.engine.deadline))
+    found = account_in(plan)
+    assert (found.releases, found.rounds, found.left) == (2, 3, 1)
+    assert found.epsilon == pytest.approx(1.925, abs=1e-3)
+    assert read_status(plan.data_dir).rounds[-1].summary["privacy"]["epsilon"] == found.epsilon
+    fleet.store.close()
+    fleet = Fleet(plan)
+    assert fleet.run.engine.releases == 3
+    assert account_in(plan) == found
+    fleet.check_in("b")
+    (finish,) = fleet.carry_out(fleet.run.engine.tick(fleet.run.engine.deadline))[-1:]
+    assert isinstance(finish, Finish)
+    assert finish.reason.startswith("the privacy budget is spent: epsilon 2.25 of 2.3 after 4 rou")
+    fleet.store.close()
+
+
 def test_privacy_cannot_be_taken_away(make_plan: PlanMaker) -> None:
     fleet = Fleet(make_plan(**PRIVATE))
     release(fleet, 2)
