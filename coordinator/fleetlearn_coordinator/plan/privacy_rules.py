@@ -355,6 +355,13 @@ def privacy_remarks(plan: PlanKeys) -> list[str]:
             f"{1 / privacy.population:g}: that would allow the whole data of one device to be shown"
         )
     goal, separation = plan.round.goal, privacy.separation
+    if privacy.mechanism == "dp-ftrl" and privacy.most_of(plan.stop.rounds) == plan.stop.rounds:
+        texts.append(
+            f'privacy.mechanism = "dp-ftrl" with privacy.separation = {separation} and '
+            f"privacy.participations = {privacy.participations}: a device may take part in each of "
+            'the releases, and the noise is the same as with "gaussian". A larger separation makes '
+            "it less; it needs privacy.population of at least separation x round.goal"
+        )
     if separation * goal > privacy.population:
         texts.append(
             f"privacy.separation = {separation} releases of round.goal = {goal} devices need "

@@ -248,3 +248,12 @@ def test_a_private_plan_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(PlanError, match="pip install"):
         plan.check_against(SGD)
     Plan.parse(SMALL, Path("/base")).check_against(SGD)
+
+
+@pytest.mark.parametrize(("rounds", "separation", "told"), [(9, 1, True), (9, 2, False)])
+def test_correlated_noise_that_gains_nothing_is_remarked(
+    rounds: int, separation: int, told: bool
+) -> None:
+    text = f"{SMALL}[stop]\nrounds = {rounds}\n{PRIVATE}mechanism = 'dp-ftrl'\n"
+    remarks = Plan.parse(f"{text}separation = {separation}", Path("/base")).remarks(SGD)
+    assert any('the noise is the same as with "gaussian"' in each for each in remarks) == told

@@ -65,8 +65,10 @@ def strategy_for(
     """Return the strategy for a run that plans this many releases, in which a device takes part at
     most ``participations`` times, each at least ``separation`` releases after the last: of all with
     this many buffers, about that with the least greatest error of a prefix sum for its sensitivity.
-    The same arguments give the same bits. Takes a tenth of a second the first time. Raises
-    ValueError if an argument is below 1."""
+    That is independent noise where a device may take part in every release. The same arguments give
+    the same bits. Takes a tenth of a second the first time. Raises ValueError if an argument is
+    below 1.
+    """
     return BltStrategy(*search(releases, separation, participations, buffers))
 
 

@@ -38,6 +38,10 @@ def search(
             f"there is no strategy for {releases} releases, separation {separation}, "
             f"{participations} participations and {buffers} buffers: each must be at least 1"
         )
+    if min(participations, -(-releases // separation)) == releases:
+        # A device may be in every release, and then moves their sum by as much as there are of
+        # them. No noise hides that better than independent noise.
+        return (0.0,) * buffers, (0.0,) * buffers
     # 1 - theta_1 begins at 1 / releases; the others are even between that and 1, as logarithms.
     start = np.full(2 * buffers, np.log(np.log(max(releases, 8)) / (2 * buffers)))
 

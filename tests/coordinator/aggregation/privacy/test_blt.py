@@ -122,6 +122,18 @@ def test_better_than_the_tree() -> None:
     assert moved * prefix_errors(nodes).max() == pytest.approx(3.757, abs=0.001)
 
 
+@pytest.mark.parametrize(("separation", "participations"), [(1, 50), (1, 900)])
+def test_independent_noise_where_a_device_may_be_in_every_release(
+    separation: int, participations: int
+) -> None:
+    """It moves the sum of n releases by n, and no matrix has less error than that."""
+    strategy = strategy_for(50, separation, participations)
+    assert strategy.coefficients(50).tolist() == [1.0] + [0.0] * 49
+    assert greatest_error(strategy.coefficients(50), 1, 50) == pytest.approx(50.0)
+    almost = strategy_for(50, 1, 40).coefficients(50)
+    assert greatest_error(almost, 1, 40) < 0.999 * greatest_error(np.eye(50)[0], 1, 40)
+
+
 def test_the_same_arguments_give_the_same_bits() -> None:
     first = strategy_for(50, 50, 1)
     strategy_for.cache_clear()
