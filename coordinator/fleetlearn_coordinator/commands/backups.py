@@ -11,6 +11,7 @@ import typer
 from fleetlearn_protocol.typer_app import say
 
 from fleetlearn_coordinator.commands.exits import expected_errors
+from fleetlearn_coordinator.commands.show import many
 from fleetlearn_coordinator.service.backup import back_up
 from fleetlearn_coordinator.service.backup import restore as restore_backup
 from fleetlearn_coordinator.service.backup_manifest import (
@@ -132,10 +133,10 @@ def count_releases(
     copied. Those releases stay counted."""
     with expected_errors():
         account = count_made_elsewhere(data, number, time.time(), COMMAND)
-    left = "" if account.left is None else f"; {account.left} more are within the budget"
+    left = "" if account.left is None else f"; within the budget are {account.left} more"
     of = "" if account.budget is None else f" of {account.budget:g}"
     epsilon = f"epsilon {account.epsilon:.4g}{of} at delta {account.delta:g}"
-    print(f"{account.releases} releases in all, {epsilon}{left}")
+    print(f"{many(account.releases, 'release')} in all, {epsilon}{left}")
 
 
 def _about(run: BackedUpRun) -> str:

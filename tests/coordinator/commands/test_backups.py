@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator import Plan, read_model
+from answering import NOW, Fleet, leases
+from fleetlearn_coordinator import Plan, StoreError, read_model
 from fleetlearn_coordinator.__main__ import app
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.service.hosted_run import open_run
 from fleetlearn_coordinator.service.several.operations import operating
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.ledger import ModelMade
@@ -21,7 +23,7 @@ from fleetlearn_coordinator.storage.runs import Population
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import digest
-from peers import SIZE, plan_text
+from peers import SIZE, plan_text, update_of
 from typer.testing import CliRunner, Result
 
 SECRET = "-----BEGIN PRIVATE KEY-----"
@@ -222,3 +224,56 @@ def test_arguments_that_do_not_go_together(words: list[str], said: str) -> None:
     done = type_in("backup", *words)
     assert done.exit_code == 2
     assert said in " ".join(done.stderr.replace("│", "").split())
+
+
+def test_a_private_run_s_copy_says_what_it_needs_before_it_is_served(
+    bundle_path: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "host"
+    home.mkdir()
+    shutil.copytree(bundle_path, home / "test.bundle")
+    text = plan_text(Path("test.bundle"), "run", "dp-fedavg", round__goal=1, privacy__noise=4.0)
+    text = text.replace(
+        "[privacy]", "[privacy]\nepsilon = 2.3\ndelta = 1e-6\npopulation = 100\nclip = 1.0"
+    )
+    (home / "plan.toml").write_text(text)
+    fleet = Fleet(Plan.load(home / "plan.toml"))
+    (task,) = leases(fleet.check_in("a"))
+    fleet.report(task, update_of(0.1))
+    counting = type_in("count-releases", home / "run", 1)
+    assert counting.exit_code == 1
+    assert "in use by another coordinator" in counting.output
+    made = type_in("backup", home / "plan.toml", tmp_path / "backup", "--json")
+    assert made.exit_code == 0, made.output
+    assert json.loads(made.stdout)["runs"][0]["releases"] == 1
+    fleet.store.close()
+    again = tmp_path / "again"
+    done = type_in("restore", tmp_path / "backup", again)
+    words = f"fleetlearn-coordinator count-releases {again / 'run'} NUMBER"
+    assert done.exit_code == 0, done.output
+    assert "run test is private: before it is served, say how many releases" in done.stderr
+    assert "since this backup, which has 1" in done.stderr
+    assert words in done.stderr
+    plan = Plan.load(again / "plan.toml")
+    with pytest.raises(StoreError, match="was restored from a backup") as refused:
+        open_run(plan, ServiceSettings(), NOW)
+    assert words in str(refused.value)
+    assert type_in("count-releases", again / "run", -1).exit_code == 2
+    counted = type_in("count-releases", again / "run", 2)
+    assert counted.exit_code == 0, counted.output
+    assert counted.stdout == (
+        "3 releases in all, epsilon 1.925 of 2.3 at delta 1e-06; within the budget are 1 more\n"
+    )
+    fleet = Fleet(plan)
+    assert fleet.run.budget.account is not None
+    assert (fleet.run.budget.account.releases, fleet.run.budget.account.left) == (3, 1)
+    fleet.store.close()
+    shutil.rmtree(again)
+    shown = type_in("status", home / "plan.toml")
+    assert "privacy: epsilon 1.06 of 2.3 (delta 1e-06), 1 release, 3 left" in shown.stdout
+
+
+def test_releases_are_counted_of_private_runs_alone(host: Path) -> None:
+    done = type_in("count-releases", host / "data" / "one", 1)
+    assert done.exit_code == 1
+    assert "data/one has no private run: there are no releases to count" in done.output

@@ -141,7 +141,7 @@ def summary_of(account: PrivacyAccount) -> dict[str, Any]:
 
 def _taken_away(plan: Plan, before: PrivacyAccount) -> str:
     return (
-        f"{plan.file}: the run has made {before.releases} releases under [privacy], and the plan "
+        f"{plan.file}: the run has made {_many(before.releases)} under [privacy], and the plan "
         "has no [privacy] any more. A model without noise would tell what the others were not to "
         "tell: it ends what was promised to the devices. Put [privacy] back, or begin another run "
         "(another name and data_dir)"
@@ -166,9 +166,12 @@ def _change(before: PrivacyAccount, after: PrivacyAccount) -> str | None:
     old, new = (_terms(each) for each in (before, after))
     text = f"{old} before, {new} now" if old != new else f"{new}, and other rules of the releases"
     return (
-        f"{text}; {after.releases} releases have spent epsilon {after.epsilon:.3g}, which stays "
-        "spent"
+        f"{text}; epsilon {after.epsilon:.3g} is spent by {_many(after.releases)}, and stays spent"
     )
+
+
+def _many(releases: int) -> str:
+    return "1 release" if releases == 1 else f"{releases} releases"
 
 
 def _terms(account: PrivacyAccount) -> str:
@@ -200,7 +203,7 @@ def _refuse_copy(store: Store, before: PrivacyAccount) -> None:
         return
     raise StoreError(
         Code.BAD_MESSAGE,
-        f"{what}, with {before.releases} releases of a private run. What the original has released "
+        f"{what}, with {_many(before.releases)} of a private run. What the original has released "
         "since is not known here, and counts towards epsilon. Say how many releases that were, 0 "
         f"if none: `fleetlearn-coordinator count-releases {where} NUMBER`. The original's status "
         "and log number its releases; if you cannot know, give the most that there can have been",
@@ -226,7 +229,8 @@ def count_releases(
     with storage.lock(), closing(storage.open_ledger(power=True, any_thread=False)) as ledger:
         account = read_account(ledger.get(PRIVACY))
         assert account is not None
-        counted = {"at": wall, "change": f"{releases} releases of the original counted", "who": who}
+        text = f"{_many(releases)} of the original counted"
+        counted = {"at": wall, "change": text, "who": who}
         rows: list[Row] = [
             Metadata(PRIVACY_COPIED, None),
             Metadata(PLACE, _place_of(storage.where)),

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from math import exp
 from pathlib import Path
 from statistics import NormalDist
@@ -18,11 +19,13 @@ from fleetlearn_coordinator import Plan, PlanError, StoreError, read_status
 from fleetlearn_coordinator.privacy.budget import PrivacyAccount
 from fleetlearn_coordinator.rounds.commands import Assign, Finish
 from fleetlearn_coordinator.rounds.settings import Phase
+from fleetlearn_coordinator.service.serve import _log_privacy
 from fleetlearn_coordinator.service.training_run.private_budget import (
     count_releases,
     read_account,
 )
 from fleetlearn_coordinator.storage.find_storage import find_storage
+from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.ledger import PRIVACY, Row
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
 from msgspec import structs
@@ -160,7 +163,7 @@ def test_a_changed_plan_begins_another_segment(
     assert "the plan's [privacy] has changed: no budget at delta 1e-06 (gaussian, noise 4, " in (
         caplog.text
     )
-    assert "4 releases have spent epsilon 2.25, which stays spent" in caplog.text
+    assert "epsilon 2.25 is spent by 4 releases, and stays spent" in caplog.text
 
 
 def test_abandoned_rounds_spend_nothing_and_a_roll_back_gives_nothing_back(
@@ -255,7 +258,7 @@ def test_a_copy_from_a_backup_is_not_served_before_its_releases_are_counted(
     fleet.store.close()
     Fleet(plan).store.close()  # the original goes on
     for _ in range(2):
-        with pytest.raises(StoreError, match="copy was restored from a backup, with 1 releases"):
+        with pytest.raises(StoreError, match="copy was restored from a backup, with 1 release of"):
             Fleet(copied)
     assert count(copied, 2).left == 1
     fleet = Fleet(copied)
@@ -313,6 +316,36 @@ def test_a_folder_that_was_copied_by_hand_is_known_by_its_place(
     Fleet(copied).store.close()
     assert account_in(copied).releases == 2
     assert account_in(plan).releases == 1
+
+
+def test_changes_of_a_private_run_are_in_the_audit_log_once(
+    make_plan: PlanMaker, tmp_path: Path
+) -> None:
+    plan = make_plan(**PRIVATE)
+    fleet = Fleet(plan)
+    release(fleet, 1)
+    fleet.store.close()
+    changed = make_plan(**PRIVATE, privacy__epsilon=6.0)
+    Fleet(changed).store.close()  # killed before the audit log had it
+    count(changed, 3)
+    with closing(Identities(tmp_path / "identities")) as identities:
+        for _ in range(2):
+            fleet = Fleet(changed)
+            fleet.run.budget.audit = partial(_log_privacy, identities, "test")
+            fleet.run.budget.log_changes()
+            fleet.run.budget.log_changes()
+            fleet.store.close()
+        found = [(row.at, row.what, row.about) for row in identities.events()]
+    terms = "at delta 1e-06 (gaussian, noise 4, separation 1, participations 1000)"
+    change = (
+        f"no budget {terms} before, epsilon 6 {terms} now; epsilon 1.06 is spent by 1 release, "
+        "and stays spent"
+    )
+    counted = {"plan": "test", "change": "3 releases of the original counted", "who": "command"}
+    assert found == [
+        (NOW.wall, "privacy changed", {"plan": "test", "change": change}),
+        (2000.0, "privacy changed", counted),
+    ]
 
 
 def test_a_damaged_account_is_an_error(make_plan: PlanMaker) -> None:
