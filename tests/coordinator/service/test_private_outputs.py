@@ -16,7 +16,11 @@ from typing import Any
 import pytest
 from fleetlearn_coordinator import Plan, RunResults, read_status
 from fleetlearn_coordinator.__main__ import app
+from fleetlearn_coordinator.aggregation.open_round import OpenRound
+from fleetlearn_coordinator.aggregation.round_summary import summarise
 from fleetlearn_coordinator.results.points import points_of
+from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.service.training_run import run
 from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_protocol.messages import Accepted, Evaluation, Failed, Grant, Refused
 from peers import plan_text, report_of, update_of, write_test_bundle
@@ -123,17 +127,15 @@ def shown_by(host: Watched, plan: Plan, log: pytest.LogCaptureFixture) -> Iterat
         yield f"log: {record.getMessage()} {vars(record)}"
 
 
-@pytest.mark.parametrize("kind", PLANS)
-def test_nothing_that_devices_have_or_measure_is_shown(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("DEBUG", "fleetlearn")
-    plan = plan_of(tmp_path, *PLANS[kind])
-    (tmp_path / "page").mkdir()
-    (tmp_path / "page" / "index.html").write_text("")
+def outputs_of(plan: Plan, folder: Path, log: pytest.LogCaptureFixture) -> list[str]:
+    """Let two devices do a round of the plan, and a task each that fails; return all that is shown
+    then."""
+    log.set_level("DEBUG", "fleetlearn")
+    (folder / "page").mkdir()
+    (folder / "page" / "index.html").write_text("")
     ports = {"metrics": {"port": 0}, "page": {"port": 0, "folder": "page"}}
     events: list[Any] = []
-    with Watched(tmp_path, plan, heartbeat=3600.0, **ports) as host:
+    with Watched(folder, plan, heartbeat=3600.0, **ports) as host:
         host.server.run.observers.add(events.extend)
         a, b = host.join("a"), host.join("b")
         host.do(train(a))
@@ -143,20 +145,63 @@ def test_nothing_that_devices_have_or_measure_is_shown(
         host.do(refuse(b))
         views = LocalViews(plan=plan)
         wait_for(lambda: [row.failed for row in views.devices()] == [1, 1], "the ledger")
-        texts = [*shown_by(host, plan, caplog), f"events: {events}"]
-        (row,) = read_status(plan.data_dir).rounds
-    found = {
+        return [*shown_by(host, plan, log), f"events: {events}"]
+
+
+def planted_in(texts: list[str]) -> dict[str, list[str]]:
+    """Return what was planted -> where it is shown."""
+    return {
         what: [text for text in texts if re.search(pattern, text)]
         for what, pattern in PLANTED.items()
     }
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_nothing_that_devices_have_or_measure_is_shown(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = plan_of(tmp_path, *PLANS[kind])
+    texts = outputs_of(plan, tmp_path, caplog)
+    found = planted_in(texts)
     if kind == "plain":
         assert all(found.values()), "the search finds what is shown"
         return
     for what, there in found.items():
         assert not there, f"{what} is shown: {there[0][:2000]}"
+    (row,) = read_status(plan.data_dir).rounds
     summary = row.summary
     assert (summary["train"], summary["behind"], summary["left_out"]) == ({}, {}, {})
     measured = {"accuracy", "loss"} if kind == "noised" else set()
     assert summary["metrics"].keys() == summary["evaluation"].keys() == measured
     assert all(0 <= value <= 1 for value in summary["metrics"].values())
-    assert "nan" not in " ".join(texts).lower().replace("nanos", "")
+    assert not [text for text in texts if re.search(r"\bnan\b", text, re.IGNORECASE)]
+
+
+MISTAKES: dict[str, tuple[Any, str, Any, set[str]]] = {
+    "observers are told whole reports": (
+        run, "without_measurements", lambda report: report,
+        {"the training loss", "a training metric", "the examples"},
+    ),
+    "words are shown": (
+        RunServer, "shown", lambda server, task, text: text,
+        {"a failed device's words", "an element of a refused update"},
+    ),
+    "the summary has what was measured": (
+        OpenRound, "_measured",
+        lambda round: summarise(round._training(), round._evaluation(), {}),
+        {"the training loss", "a training metric", "an evaluation's loss",
+         "an evaluation's metric"},
+    ),
+}  # fmt: skip
+"""Owner, function, what takes its place, and what at least is shown then."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_planted_mistakes_are_found(
+    mistake: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, function, replacement, shown = MISTAKES[mistake]
+    monkeypatch.setattr(owner, function, replacement)
+    found = planted_in(outputs_of(plan_of(tmp_path, *PLANS["none"]), tmp_path, caplog))
+    assert {what for what, there in found.items() if there} >= shown

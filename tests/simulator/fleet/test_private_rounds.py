@@ -14,6 +14,7 @@ SIZE, ROUNDS = 12, 4
 KINDS: dict[str, dict[str, Any]] = {
     "gaussian": {},
     "adaptive": {"clip_quantile": 0.5},
+    "noised": {"metrics": "noised", "metrics_bounds": {"loss": [0.0, 20.0]}, "clip_quantile": 0.5},
     "dp-ftrl": {"mechanism": "dp-ftrl", "separation": 2},
 }
 
@@ -28,6 +29,7 @@ def scenario(folder: Path, bundle: Path, seed: int = 1, **privacy: Any) -> Scena
         plan__recipe="dp-fedavg",
         plan__privacy=usual | privacy,
         plan__round={"goal": 5, "minimum": 1, "over_selection": 1.0, "deadline": 5000.0},
+        plan__local__evaluate="metrics" in privacy,
         plan__stop__rounds=ROUNDS,
     )
 

@@ -50,8 +50,8 @@ class NoisyMetrics(NamedTuple):
 
     metrics: Mapping[str, float]
     """The noisy means, within the plan's bounds."""
-    noise: Mapping[str, float]
-    """The standard deviation of the noise in each."""
+    noise: float
+    """The standard deviation of the noise in each, as a part of the distance of its bounds."""
 
 
 def noisy_sum(
@@ -96,10 +96,7 @@ def noisy_metrics(
     sigma = multiplier * sqrt(len(names)) / 2
     total = noisy_sum(state, "metrics", parts, sigma)
     found = np.clip(middle + span * total / rules.goal, low, high)
-    noise = span * sigma / rules.goal
-    return NoisyMetrics(
-        dict(zip(names, found.tolist(), strict=True)), dict(zip(names, noise.tolist(), strict=True))
-    )
+    return NoisyMetrics(dict(zip(names, found.tolist(), strict=True)), sigma / rules.goal)
 
 
 def _mean(evaluation: Evaluation | None, name: str) -> float:

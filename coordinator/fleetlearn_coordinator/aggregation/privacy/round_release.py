@@ -40,7 +40,7 @@ def release_round(
     ``evaluations``: what each device measured of the round's model."""
     made = release(rules, state, total)
     after = made.state
-    about: dict[str, Any] = {"release": after.releases, "clip": state.clip}
+    about: dict[str, float] = {"release": after.releases, "clip": state.clip}
     summary: dict[str, Any] = {"privacy": about}
     counted = count_within(rules, state, clipped)
     if counted is not None:
@@ -48,7 +48,7 @@ def release_round(
         about |= {"next_clip": counted.next_clip, "clipped_share": 1 - counted.within}
     measured = noisy_metrics(rules, state, evaluations)
     if measured is not None:
-        about["metrics_noise"] = dict(measured.noise)
+        about["metrics_noise"] = measured.noise
         # They are shown where other plans have what devices measured before they trained.
         summary |= {"evaluation": dict(measured.metrics), "metrics": dict(measured.metrics)}
     return RoundRelease(made.mean, after, summary)
