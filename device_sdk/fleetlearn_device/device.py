@@ -42,6 +42,7 @@ from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime, im
 from fleetlearn_device.runtimes.open_runtime import check_choices
 from fleetlearn_device.runtimes.providers import ProviderName, open_provider
 from fleetlearn_device.runtimes.runtime import Kind
+from fleetlearn_device.session.privacy_demands import NO_DEMANDS, PrivacyDemands, check_demands
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.trust import Trusted
 from fleetlearn_device.storage.content_cache import cached_manifest
@@ -115,6 +116,8 @@ class Device:
             task; one that it is in the middle of is given back, or what was done is reported where
             the plan has a time budget.
         limits: How much of the machine the device may use.
+        privacy: What the device demands of a run: differential privacy, and how often it takes part
+            at most.
         own_model: A file, such as ``mine.onnx``, that each training replaces by the device's own
             model, for any ONNX Runtime: the model as training left it, with its personal
             parameters, or Ditto's personal model. None: none is written.
@@ -164,6 +167,7 @@ class Device:
         network: NetworkNow = None,
         conditions: Conditions = NO_CONDITIONS,
         limits: DeviceLimits = NO_LIMITS,
+        privacy: PrivacyDemands = NO_DEMANDS,
         own_model: str | os.PathLike[str] | None = None,
         hold_out: float = 0.0,
         checkpoint_every: float = CHECKPOINT_EVERY,
@@ -205,6 +209,8 @@ class Device:
             network = partial(read_network, SystemFiles())
         check_limits(limits)
         self.limits = limits
+        check_demands(privacy)
+        self.privacy = privacy
         self._ceiling = None if limits.memory is None else MemoryCeiling(limits.memory)
         self.description = Description(tags, tier, charging, network)
         self.conditions = make_conditions(conditions, self.state_dir, ask_owner(network))
@@ -299,6 +305,8 @@ class Device:
                 return
             await asyncio.to_thread(self._look_at_data, directory.path)
             keys = trust_first(directory.path, self.trust)
+            if self.privacy.participations is not None:
+                directory.update_counts.check()
             held = directory.outbox.load()
             if held is not None:
                 # A process that died between the two left the checkpoint of a finished training.
@@ -313,6 +321,8 @@ class Device:
                 held=held,
                 trusted=Trusted(keys, find_verifier()) if keys else None,
                 until_finished=self.until_finished,
+                demands=self.privacy,
+                took_part=directory.update_counts.of,
             )
             features = self.feature_cache * 2**20
             enrolment = Enrolment(directory.path, directory.device, self.token)

@@ -31,9 +31,11 @@ from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
 from fleetlearn_device.runtimes.providers import CPU, PROVIDERS, Provider
 from fleetlearn_device.runtimes.runtime_onnx import OnnxRuntime
+from fleetlearn_device.session.privacy_demands import PrivacyDemands
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.outbox import Outbox
 from fleetlearn_device.storage.state_directory import StateDirectory, describe
+from fleetlearn_device.storage.status import read_status
 from fleetlearn_device.training.algorithms import known_algorithms
 from fleetlearn_device.training.train import StoppedError, train
 from fleetlearn_device.training.trainer import MAX_STARTS, Trainer
@@ -42,12 +44,14 @@ from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.manifest import EVAL, TRAIN
 from fleetlearn_protocol.messages import (
+    Cancel,
     CheckIn,
     ComeBack,
     Failed,
     Fetch,
     Grant,
     Held,
+    PrivacyNote,
     Refused,
     Report,
 )
@@ -361,6 +365,43 @@ def test_the_checkpoint_of_a_finished_update_goes_at_the_next_start(
                 assert (await line.check_in()).held == Held("t1", 1)
                 assert not (tmp_path / "checkpoint").exists()
                 await line.accept(await line.expect(Report))
+
+    asyncio.run(test())
+
+
+def test_a_device_takes_part_as_often_as_its_owner_allows(
+    served: Served, data: Any, tmp_path: Path
+) -> None:
+    """Over a restart too. The update that nobody accepts counts as well."""
+    note = PrivacyNote(1.5, 1e-6, 8.0)
+
+    async def trained(line: Line, name: str) -> Report:
+        await line.say(served.task(name, clip=0.5, privacy=note))
+        report: Report = await line.answer_fetches(Report)
+        return report
+
+    async def test() -> None:
+        options = {"privacy": PrivacyDemands(participations=2)}
+        async with pair(served, data, tmp_path, **options) as (coordinator, _):
+            line = await coordinator.line()
+            await line.check_in()
+            await trained(line, "r1-1-1")
+        async with pair(served, data, tmp_path, **options) as (coordinator, _):
+            line = await coordinator.line()
+            assert (await line.check_in()).held == Held("r1-1-1", 1)
+            await line.expect(Report)
+            await line.say(Cancel("r1-1-1", Code.ROUND_OVER))
+            await line.accept(await trained(line, "r1-2-1"))
+            await line.say(served.task("r1-3-1", clip=0.5, privacy=note))
+            failed = await line.expect(Failed)
+            assert (failed.code, failed.task) == ("unsupported", "r1-3-1")
+            assert "has made 2 updates in the run r1, and its owner allows 2" in failed.text
+            line = await coordinator.line()
+            await line.check_in()
+            assert (await trained(line, "r2-1-1")).task == "r2-1-1", "another run"
+        status = read_status(tmp_path)
+        assert status is not None
+        assert (status.history.privacy, status.took_part, status.may_take_part) == (note, 1, 2)
 
     asyncio.run(test())
 

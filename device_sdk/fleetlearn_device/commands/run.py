@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fleetlearn_device.conditions.conditions import Conditions
     from fleetlearn_device.device import Device
     from fleetlearn_device.limits.device_limits import DeviceLimits
+    from fleetlearn_device.session.privacy_demands import PrivacyDemands
 
 log = logging.getLogger("fleetlearn.device")
 
@@ -97,6 +98,7 @@ def device_arguments(values: Values) -> dict[str, Any]:
         "network": value["states.network"],
         "conditions": _conditions(value),
         "limits": _limits(value),
+        "privacy": _demands(value),
         "metrics_file": value["log.metrics_file"],
         "until_finished": value["until_finished"],
     }
@@ -124,6 +126,12 @@ def _limits(value: dict[str, Any]) -> DeviceLimits:
     from fleetlearn_device.limits.device_limits import DeviceLimits
 
     return DeviceLimits(**{name: value[f"limits.{name}"] for name in DeviceLimits._fields})
+
+
+def _demands(value: dict[str, Any]) -> PrivacyDemands:
+    from fleetlearn_device.session.privacy_demands import PrivacyDemands
+
+    return PrivacyDemands(value["privacy.require"], value["privacy.participations"])
 
 
 def _served(device: Device, values: Values) -> int:

@@ -46,6 +46,22 @@ class OwnState(msgspec.Struct, frozen=True):
     """Which of these it is, for people."""
 
 
+class PrivacyView(msgspec.Struct, frozen=True):
+    """The differential privacy of the last task's run, as the coordinator says; and how often the
+    device took part."""
+
+    spent: float
+    """Epsilon of all that the run had released when the task was given, at most."""
+    epsilon: float | None
+    """The run's budget. None: it has none."""
+    delta: float
+    """The delta for which both epsilons hold."""
+    took_part: int
+    """How many updates the device made in this run."""
+    may_take_part: int | None
+    """How many its owner allows in one run. None: any number."""
+
+
 class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     """How a device is. Times are Unix times in seconds."""
 
@@ -98,6 +114,8 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     """To files of the state directory."""
     paused_by: str
     """What keeps the device from training, in a word. Empty: nothing does."""
+    privacy: PrivacyView | None
+    """None: the coordinator said nothing of privacy with the last task to train."""
     held: HeldUpdate | None
     bundles: list[CachedBundle]
     own: list[OwnState]
@@ -145,11 +163,19 @@ def view_of(summary: Summary) -> StatusView:
         bytes_received=status.bytes_received,
         bytes_written=status.bytes_written,
         paused_by=status.paused_by if running else "",
+        privacy=_privacy(status),
         held=None if held is None else HeldUpdate(held.task, held.round, held.size),
         bundles=[CachedBundle(sha256, name) for sha256, name in summary.bundles],
         own=_own(summary),
         trusts=[*summary.trusted],
     )
+
+
+def _privacy(status: DeviceStatus) -> PrivacyView | None:
+    note = status.history.privacy
+    if note is None:
+        return None
+    return PrivacyView(note.spent, note.epsilon, note.delta, status.took_part, status.may_take_part)
 
 
 def _own(summary: Summary) -> list[OwnState]:
@@ -224,6 +250,8 @@ def lines_of(view: StatusView, now: float) -> list[tuple[str, str]]:
     counts = [(view.accepted, "accepted"), (view.answered, "questions answered")]
     counts += [(view.uncounted, "not counted"), (view.failed, "failed")]
     lines.append(("tasks", ", ".join(f"{number} {what}" for number, what in counts)))
+    if view.privacy is not None:
+        lines.append(("privacy", _privacy_line(view.privacy)))
     moved = f"{view.bytes_sent:,} sent, {view.bytes_received:,} received"
     lines.append(("bytes", f"{moved}, {view.bytes_written:,} written to the disk"))
     if view.reason and view.reason_at is not None:
@@ -242,6 +270,15 @@ def lines_of(view: StatusView, now: float) -> list[tuple[str, str]]:
         what = f"task {held.task} of round {held.round}, {held.bytes} bytes"
         lines.append(("update", f"{what}, waits for its acknowledgement"))
     return lines
+
+
+def _privacy_line(privacy: PrivacyView) -> str:
+    budget = "" if privacy.epsilon is None else f" of {privacy.epsilon:.3g}"
+    said = f"epsilon at most {privacy.spent:.3g}{budget} (delta {privacy.delta:.3g})"
+    count = "once" if privacy.took_part == 1 else f"{privacy.took_part} times"
+    most = privacy.may_take_part
+    allowed = "" if most is None else f"; its owner allows {most} in one run"
+    return f"{said}, as the coordinator says; this device took part {count}{allowed}"
 
 
 def when(seconds: float) -> str:

@@ -51,6 +51,7 @@ from fleetlearn_device.session.commands import (
     StoreChunk,
 )
 from fleetlearn_device.session.pause import Pause
+from fleetlearn_device.session.privacy_demands import is_counted, run_of
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.statement import Statement
 from fleetlearn_device.session.states import Idle, Online, Training
@@ -92,6 +93,7 @@ class Driver:
             directory.outbox,
             directory.path,
         )
+        self._update_counts = directory.update_counts
         self._trainer, self._session, self._description = trainer, session, description
         self._status = StatusFile(
             directory.path, session, coordinator=address.url, on_change=on_change
@@ -504,6 +506,13 @@ class Driver:
                 ),
             )
             self._finished = finished
+            if is_counted(session.demands, task):
+                try:
+                    # Before the update is saved: nobody has seen it yet.
+                    await asyncio.to_thread(self._update_counts.add, run_of(task.task))
+                except StateError as error:
+                    self._abandon(error, task.task)
+                    return
             self.post(lambda: session.trained(finished.report, report.examples))
 
     def _why_partial(self) -> str:

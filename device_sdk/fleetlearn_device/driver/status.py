@@ -124,6 +124,8 @@ class StatusFile:
             history=history,
             ineligible=session.ineligible,
             waits=session.waits,
+            took_part=session.took_part(history.task),
+            may_take_part=session.demands.participations,
             paused_by="" if session.pause is None else session.pause.names[0],
             paused="" if session.pause is None else session.pause.text,
             end=end,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
-from fleetlearn_protocol.messages import Question, Task
+from fleetlearn_protocol.messages import PrivacyNote, Question, Task
 
 Outcome = Literal["accepted", "answered", "uncounted", "failed"]
 """How a task ended: its update was accepted, its answer was; it does not count; the device gave it
@@ -33,12 +33,16 @@ class History(msgspec.Struct, frozen=True):
     """How the task ended, as a sentence without its subject. Empty: it goes on."""
     reason: str = ""
     """Why the last task that failed, or did not count, did so."""
+    privacy: PrivacyNote | None = None
+    """What the coordinator said of its run's privacy with the last task to train. None: nothing."""
 
     def begun(self, task: Task | Question) -> History:
         """Return the history after the device has taken a task."""
         begun = msgspec.structs.replace(self, task=task.task, end="")
         if isinstance(task, Task):
-            return msgspec.structs.replace(begun, what=f"round {task.round}", round=task.round)
+            return msgspec.structs.replace(
+                begun, what=f"round {task.round}", round=task.round, privacy=task.privacy
+            )
         return msgspec.structs.replace(begun, what=task.kind)
 
     def ended(self, task_id: str, outcome: Outcome, why: str) -> History:

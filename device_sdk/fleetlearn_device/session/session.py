@@ -14,7 +14,7 @@ the connection; the work stays, and the owner connects again after a back-off th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fleetlearn_protocol.encodings import FAMILIES
@@ -72,6 +72,12 @@ from fleetlearn_device.session.commands import (
 )
 from fleetlearn_device.session.history import History, Outcome
 from fleetlearn_device.session.pause import Pause
+from fleetlearn_device.session.privacy_demands import (
+    NO_DEMANDS,
+    PrivacyDemands,
+    refusal,
+    run_of,
+)
 from fleetlearn_device.session.statement import NOTHING_STATED, Statement
 from fleetlearn_device.session.states import (
     AnswerReady,
@@ -126,7 +132,8 @@ class Session:
 
     held: an update saved by an earlier process. algorithms: those that the device can do beside
     ``plain``. exchanges: the kinds of questions that it can answer. trusted: the device's keys,
-    where it does only what one of them signed.
+    where it does only what one of them signed. demands: its owner's. took_part: run -> how many
+    updates the device made in it.
     """
 
     def __init__(
@@ -141,6 +148,8 @@ class Session:
         held: Report | None = None,
         trusted: Trusted | None = None,
         until_finished: bool = False,
+        demands: PrivacyDemands = NO_DEMANDS,
+        took_part: Callable[[str], int] = lambda run: 0,
     ) -> None:
         self.device, self.examples, self.runtime, self.software = (
             device,
@@ -150,6 +159,7 @@ class Session:
         )
         self.algorithms, self.exchanges, self.trusted = algorithms, exchanges, trusted
         self.until_finished = until_finished
+        self.demands, self._took_part = demands, took_part
         self.link: Link = Offline()
         self.work: Work = Idle() if held is None else Holding(held, reported_again=False)
         self.running_task_id: str | None = None
@@ -191,6 +201,10 @@ class Session:
         """The task that the device works on or whose update it holds."""
         return self.work.task_id
 
+    def took_part(self, task_id: str) -> int:
+        """Return how many updates the device made in the run that a task belongs to."""
+        return self._took_part(run_of(task_id))
+
     @property
     def over(self) -> bool:
         """The session was to stop, and nothing is left to be done."""
@@ -214,12 +228,12 @@ class Session:
             *known,
             held,
             **stated._asdict(),
-            exchanges=self.exchanges,
+            exchanges=() if self.demands.require else self.exchanges,
             algorithms=self.algorithms,
             encodings=FAMILIES,
             trusts=() if self.trusted is None else self.trusted.keys,
             newest_protocol=PROTOCOL_VERSION,
-            privacy=PRIVACY,
+            privacy=(*PRIVACY, "required") if self.demands.require else PRIVACY,
         )
         self._challenge = stated.challenge or ""
         return [Send(check_in)]
@@ -592,7 +606,9 @@ class Session:
         self.waits = ""  # what was so at the check-in is over
         what = f"round {task.round}, {task.epochs} epochs" if isinstance(task, Task) else task.kind
         text = f"task {task.task}: {what}, {task.deadline:.4g} s to the deadline"
-        lacking = unsupported(task, self.algorithms, self.exchanges)
+        lacking = refusal(self.demands, task, self.took_part(task.task))
+        if lacking is None:
+            lacking = unsupported(task, self.algorithms, self.exchanges)
         note = Note(text, event="task-given")
         if lacking is not None:
             return [*commands, note, *self._fail_task(self.work, "unsupported", lacking)]

@@ -58,6 +58,7 @@ GROUPS: dict[str, str] = {
     "data": "data",
     "training": "training",
     "limits": "limits",
+    "privacy": "what the owner demands of a run, whatever the coordinator says",
     "log": "log and numbers",
 }
 """The tables of a settings file, "" being its top -> what each is about. The help's order."""
@@ -332,6 +333,21 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         "disk for bundles; those that were not used for longest go",
         name="max-cache",
+    ),
+    Setting(
+        "privacy.require",
+        SWITCH,
+        False,
+        "take part only in runs with differential privacy",
+        name="require-privacy",
+    ),
+    Setting(
+        "privacy.participations",
+        whole(1, 2**31),
+        None,
+        "how many updates the device makes in one run at most",
+        name="max-participations",
+        unset="any number",
     ),
     Setting("log.level", choice("debug", "info", "warning", "error"), "info", "what is logged"),
     Setting(

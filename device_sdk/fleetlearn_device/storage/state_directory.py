@@ -14,12 +14,13 @@ training it was in.
     pending/                    the update that nobody acknowledged yet        (outbox.py)
     kept/                       kept state and personal model, for each bundle (kept_states.py)
     tied/                       the tied vectors of the last tasks             (tied_vectors.py)
+    updates.json                how many updates it made in each run           (update_counts.py)
     predict/                    the shared model in use, if one is kept            (model_in_use.py)
     status.json                 how the device is, for its owner               (status.py)
 
 Every file is written beside its place and renamed, and has a checksum; damage is found when the
 file is read, and said by the file's name. The update, what is kept with it, the checkpoint, the
-identity, the credential and the keys are synced as well.
+identity, the credential, the keys and the counts of updates are synced as well.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from fleetlearn_device.storage.tied_vectors import TiedSet, TiedVectors, sets_in
 from fleetlearn_device.storage.training_checkpoint import CHECKPOINT, TrainingCheckpoint
 from fleetlearn_device.storage.training_starts import TrainingStarts
 from fleetlearn_device.storage.trusted_keys import read_trusted_keys
+from fleetlearn_device.storage.update_counts import UpdateCounts
 
 if sys.platform == "win32":  # pragma: no cover
     import msvcrt
@@ -90,6 +92,7 @@ class StateDirectory:
                 self.checkpoint = TrainingCheckpoint(self.path / CHECKPOINT)
                 self.kept_states = KeptStates(self.path / "kept")
                 self.tied_vectors = TiedVectors(self.path / "tied")
+                self.update_counts = UpdateCounts(self.path / "updates.json")
                 self.outbox = Outbox(self.path / "pending", self.kept_states, self.tied_vectors)
         except BaseException:
             self.close()

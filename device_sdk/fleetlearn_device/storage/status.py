@@ -72,6 +72,11 @@ class DeviceStatus(msgspec.Struct, frozen=True):
     error: str = ""
     """The last error: of a task, of the connection, or that ended a process."""
     error_at: float = 0.0
+    took_part: int = 0
+    """How many updates the device made in the last task's run; counted in private runs, and where
+    its owner limits them."""
+    may_take_part: int | None = None
+    """How many its owner allows in one run. None: any number."""
     bytes_sent: int = 0
     """By all processes that used the state directory, as of when the file was written; messages
     and chunks, without what TLS and the frames add."""

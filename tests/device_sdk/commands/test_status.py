@@ -16,8 +16,10 @@ from fleetlearn_device.commands import status as command
 from fleetlearn_device.commands.status_view import schema_text
 from fleetlearn_device.driver.status import StatusFile
 from fleetlearn_device.session.history import History
+from fleetlearn_device.session.privacy_demands import PrivacyDemands
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.storage.state_directory import StateDirectory
+from fleetlearn_protocol.messages import PrivacyNote
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "start" / "device-status.schema.json"
 
@@ -103,3 +105,48 @@ def test_a_pipe_that_is_closed_is_no_traceback(folder: Path) -> None:
         process.stdout.close()
         assert process.stderr is not None
         assert b"Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("note", "demands", "line"),
+    [
+        (
+            PrivacyNote(3.1, 1e-6, 8.0),
+            PrivacyDemands(),
+            "privacy  epsilon at most 3.1 of 8 (delta 1e-06), as the coordinator says; this "
+            "device took part 4 times",
+        ),
+        (
+            PrivacyNote(0.0, 1e-5),
+            PrivacyDemands(participations=10),
+            "privacy  epsilon at most 0 (delta 1e-05), as the coordinator says; this device took "
+            "part 4 times; its owner allows 10 in one run",
+        ),
+        (None, PrivacyDemands(participations=10), None),
+    ],
+)
+def test_it_says_what_the_coordinator_says_of_privacy(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    note: PrivacyNote | None,
+    demands: PrivacyDemands,
+    line: str | None,
+) -> None:
+    session = Session("sensor-7", 7, demands=demands, took_part={"r1": 4}.__getitem__)
+    file = StatusFile(folder, session)
+    session.history = History(task="r1-3-1", what="round 3", round=3, privacy=note)
+    file.update("connected to ws://c")
+    _, found = shown(folder, capsys)
+    if note is None:
+        assert found["privacy"] is None
+    else:
+        assert found["privacy"] == {
+            "spent": note.spent,
+            "epsilon": note.epsilon,
+            "delta": note.delta,
+            "took_part": 4,
+            "may_take_part": demands.participations,
+        }
+    main(["status", "--state", str(folder)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [each for each in lines if each.startswith("privacy")] == ([line] if line else [])

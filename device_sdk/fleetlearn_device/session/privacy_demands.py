@@ -1,0 +1,69 @@
+"""What a device's owner demands of a run for the sake of privacy, whatever the coordinator says."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fleetlearn_protocol.messages import UPDATE, Question, Task
+
+
+class PrivacyDemands(NamedTuple):
+    """The owner's demands."""
+
+    require: bool = False
+    """Take part only in runs with differential privacy: do no task that does not bound the update,
+    says nothing of the run's privacy, or asks for more than the update; answer no question, whose
+    answer has no noise."""
+    participations: int | None = None
+    """Most updates that the device makes in one run, whether or not they count there. None: any
+    number."""
+
+
+NO_DEMANDS = PrivacyDemands()
+
+
+def check_demands(demands: PrivacyDemands) -> None:
+    """Raise ValueError where they make no sense."""
+    most = demands.participations
+    if most is not None and most < 1:
+        raise ValueError(f"privacy.participations is {most}; expected at least 1, or None")
+
+
+def run_of(task_id: str) -> str:
+    """Return what names the run that a task belongs to: the beginning of its name (PROTOCOL.md,
+    section 4, "Differential privacy")."""
+    return task_id.partition("-")[0]
+
+
+def is_counted(demands: PrivacyDemands, task: Task) -> bool:
+    """Return whether the device counts its update of this task: in private runs it always does."""
+    return task.clip is not None or task.privacy is not None or demands.participations is not None
+
+
+def refusal(demands: PrivacyDemands, task: Task | Question, took_part: int) -> str | None:
+    """Return why the owner's demands forbid this, for people; None if they do not. ``took_part``:
+    how often the device took part in the run before."""
+    if demands.require and (lacking := _not_private(task)):
+        return (
+            "this device's owner lets it take part only in runs with differential privacy "
+            f"(privacy.require), and {lacking}"
+        )
+    most = demands.participations
+    if isinstance(task, Task) and most is not None and took_part >= most:
+        return (
+            f"this device has made {took_part} updates in the run {run_of(task.task)}, and its "
+            f"owner allows {most} (privacy.participations)"
+        )
+    return None
+
+
+def _not_private(task: Task | Question) -> str | None:
+    if isinstance(task, Question):
+        return f"its answer to the question {task.kind} would have no noise"
+    if task.clip is None:
+        return "the task does not bound the update (`clip`)"
+    if task.privacy is None:
+        return "the task does not say what the run has spent of its privacy (`privacy`)"
+    if others := [name for name in task.parts if name != UPDATE]:
+        return f"the task asks for the part {others[0]}, which is neither bounded nor hidden"
+    return None
