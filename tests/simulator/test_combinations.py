@@ -7,6 +7,7 @@ in which each pair of values of two axes is: all 6,000 take hours. Set EVERY to 
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from combinations import (
     APART,
     CORRECTED,
     LR,
+    MODELS,
+    PARTICIPATIONS,
     REFUSED,
     Cell,
     cells,
@@ -22,6 +25,7 @@ from combinations import (
     run,
     target_of,
 )
+from fleetlearn_coordinator.aggregation.robust.rules import RULES
 from fleetlearn_protocol.encodings import FLOAT32
 
 ALL = list(cells())
@@ -116,3 +120,29 @@ def test_some_combinations(tmp_path: Path, bundles: Path, cell: Cell) -> None:
 def test_combinations_of_a_recipe(tmp_path: Path, bundles: Path, recipe: str) -> None:
     for cell in [cell for cell in ALL if cell.recipe == recipe][::EVERY]:
         check(tmp_path, bundles, cell, 1200 if slowly(cell) else 150)
+
+
+PRIVACY = {"noise": 1e-3, "delta": 1e-6, "population": 4, "clip": 10.0}
+"""So little noise that the end is known, and a clip norm that no update reaches."""
+NO_PROOF = (*RULES, *CORRECTED, "fednova", "q-fedavg", "fedprox-adaptive", "fedasync")
+"""Recipes that are not for [privacy]."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_private_combinations_of_a_recipe(tmp_path: Path, bundles: Path, recipe: str) -> None:
+    """Each ends where it does without noise, or is refused. Noise on the mean is 0.0025 and
+    0.005."""
+    for participation, model in product(PARTICIPATIONS, MODELS):
+        cell = Cell(recipe, "uniform", "float32", participation, model)
+        if slowly(cell) and participation != "all":
+            continue  # they take minutes
+        rounds = 1200 if slowly(cell) else 150
+        ended = run(tmp_path / "run", bundles, cell, rounds, PRIVACY)
+        if recipe in NO_PROOF or model == "buffers" or expected_refusals(cell):
+            assert ended.refused is not None, cell.name
+            continue
+        assert ended.refused is None, (cell.name, ended.refused)
+        assert ended.last is not None
+        away = np.abs(ended.last - target_of(cell)).max()
+        assert 0 < away < 0.06, cell.name

@@ -306,8 +306,14 @@ def expected_refusals(cell: Cell) -> list[str]:
     return [refusal.words for refusal in REFUSED if refusal.holds(cell)]
 
 
-def run(folder: Path, bundles: Path, cell: Cell, rounds: int) -> Ended:
-    """Simulate a cell; with 0 rounds, only read its plan."""
+def run(
+    folder: Path,
+    bundles: Path,
+    cell: Cell,
+    rounds: int,
+    privacy: Mapping[str, Any] | None = None,
+) -> Ended:
+    """Simulate a cell; with 0 rounds, only read its plan. ``privacy``: of the plan."""
     folder.mkdir(exist_ok=True)
     devices, bundle = (
         TOGETHER if needs_one_minimum(cell) else APART,
@@ -315,7 +321,10 @@ def run(folder: Path, bundles: Path, cell: Cell, rounds: int) -> Ended:
     )
     opened = open_bundle(bundle)
     try:
-        scenario = quadratics_scenario(folder, bundle, devices, **plan_of(cell, max(rounds, 1)))
+        settings = plan_of(cell, max(rounds, 1))
+        if privacy is not None:
+            settings["plan__privacy"] = privacy
+        scenario = quadratics_scenario(folder, bundle, devices, **settings)
         fleet = make_fleet(scenario)
     except FleetError as error:
         return Ended(error.text.removeprefix(f"{folder / 'scenario.toml'}, plan: "))
