@@ -182,6 +182,11 @@ def measured_when(summary: Mapping[str, Any]) -> str:
     return BEFORE if summary.get("evaluation") else WHILE
 
 
+def has_noise(summary: Mapping[str, Any]) -> bool:
+    """Return whether a round's metrics are those of a private round, with noise."""
+    return "metrics_noise" in summary.get("privacy", {})
+
+
 def describe_dropped(summary: Mapping[str, Any]) -> str:
     """Return how many tasks of a round or an evaluation were dropped, by cause."""
     causes = sorted(summary["dropped"].items())
@@ -197,7 +202,7 @@ def describe(summary: Mapping[str, Any]) -> str:
     """Return a round's summary in one line."""
     dropped, metrics = describe_dropped(summary), describe_metrics(summary)
     if metrics:
-        noisy = ", with noise" if "metrics_noise" in summary.get("privacy", {}) else ""
+        noisy = ", with noise" if has_noise(summary) else ""
         metrics += f" on the devices' training examples, {measured_when(summary)}{noisy}"
     else:
         metrics = "no metrics"

@@ -17,6 +17,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from fleetlearn_protocol.errors import in_words
 
+from fleetlearn_coordinator.aggregation.round_summary import has_noise
 from fleetlearn_coordinator.network.host import SOFTWARE, Host
 from fleetlearn_coordinator.service.monitoring.alerts import Alerts
 from fleetlearn_coordinator.service.monitoring.canary_metrics import canary_samples
@@ -95,8 +96,9 @@ class Monitor:
     def add(self, name: str, server: RunServer) -> None:
         """Watch a run that is about to be served."""
         ledger = server.run.store.ledger
-        rounds = [summary["metrics"] for _, summary in ledger.committed_rounds(LOSSES)]
-        losses = [metrics["loss"] for metrics in rounds if "loss" in metrics]
+        rounds = [summary for _, summary in ledger.committed_rounds(LOSSES)]
+        measured = [summary["metrics"] for summary in rounds if not has_noise(summary)]
+        losses = [metrics["loss"] for metrics in measured if "loss" in metrics]
         ended = None
         if self._alerts is not None and self._alerts.is_firing(NO_ROUND, name):
             # Else each restart would say that the alert is over, and fire again later.

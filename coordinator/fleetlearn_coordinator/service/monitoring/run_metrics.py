@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
+from fleetlearn_coordinator.aggregation.round_summary import has_noise
 from fleetlearn_coordinator.rounds.commands import FAILED, REJECTED, Assign, Ended
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.service.monitoring.catalogue import (
@@ -151,7 +152,9 @@ class RunMetrics:
         self._active_since = self._clock()
         self._values["fleetlearn_model_change", (self._run,)] = summary["change"]
         self._set_metrics("fleetlearn_training_metric", summary["metrics"])
-        if (loss := summary["metrics"].get("loss")) is not None:
+        loss = summary["metrics"].get("loss")
+        # Noise alone makes a loss many times the lowest.
+        if loss is not None and not has_noise(summary):
             self._losses.append(loss)
 
     def _end_exchange(self, event: ExchangeSummarised) -> None:

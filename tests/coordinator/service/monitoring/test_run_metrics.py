@@ -200,3 +200,14 @@ def test_each_kind_of_write_has_a_histogram() -> None:
     found = run.read()
     totals = [found[name.removeprefix("fleetlearn_"),].total for name in WRITES.values()]
     assert totals == [1, 2, 3, 4]
+
+
+def test_a_private_run_tells_no_examples_and_no_ratio_of_noisy_losses() -> None:
+    run = Watched()
+    run.happen(saved()._replace(private=True))
+    noisy = {"privacy": {"metrics_noise": 0.1}}
+    for loss in (0.01, 3.0):
+        run.happen(round_ended(metrics={"loss": loss}, **noisy))
+    found = run.read()
+    assert (found["examples_total",], found["reports_accepted_total",]) == (0, 1)
+    assert (found["training_metric", "loss"], found["loss_ratio",]) == (3.0, 1)
