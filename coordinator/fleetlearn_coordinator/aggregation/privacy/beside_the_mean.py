@@ -91,7 +91,8 @@ def noisy_metrics(
         return None
     low, high = np.array([rules.metric_bounds[name] for name in names]).T
     middle, span = (low + high) / 2, high - low
-    means = np.array([[_mean(own, name) for name in names] for own in evaluations])
+    rows = [[_mean(own, name) for name in names] for own in evaluations]
+    means = np.array(rows).reshape(-1, len(names))  # also where nobody measured anything
     parts = np.nan_to_num(np.clip((means - middle) / span, -0.5, 0.5), nan=0.0)
     sigma = multiplier * sqrt(len(names)) / 2
     total = noisy_sum(state, "metrics", parts, sigma)

@@ -60,6 +60,9 @@ def test_metrics_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert released.noise == pytest.approx(sqrt(10) * sqrt(2) / 2 / 4)
     assert noisy_metrics(ADAPTIVE, STATE, evaluations) is None
+    nobody = noisy_metrics(MEASURED, STATE, [])
+    assert nobody is not None
+    assert nobody.metrics == {"accuracy": 0.5, "loss": 2.0}
 
 
 @pytest.mark.parametrize("sigma", [0.3, 5.0, 1000.0])
