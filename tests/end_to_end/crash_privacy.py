@@ -17,7 +17,7 @@ from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 
 POINTS = {
     "nowhere": None,
-    "a release is made": Point(open_round, "release", True),
+    "a release is made": Point(open_round, "release_round", True),
     "its model is in its place but not recorded": Point(FileBlobs, "save_model", True),
 }
 
