@@ -64,6 +64,43 @@ def test_a_round_is_seen_as_it_goes(watched: Watched, tmp_path: Path) -> None:
         expect(page.get_by_label("Administrator's token")).to_be_visible()
 
 
+def test_the_budget_of_a_private_run_is_seen_as_it_is_spent(
+    make_plan: PlanMaker, tmp_path: Path
+) -> None:
+    plan = make_plan(
+        "dp-fedavg",
+        round__goal=1,
+        privacy__noise=4.0,
+        privacy__epsilon=2.3,
+        privacy__delta=1e-6,
+        privacy__population=100,
+        privacy__clip=1.0,
+    )
+    with Watched(tmp_path, plan) as watched:
+        link = f"{watched.address}/#token={watched.token('ada')}"
+        peer = watched.join("roof-1")
+        with page_at(link, tmp_path) as page:
+            page.get_by_role("link", name="test").click()
+            expect(page.get_by_role("heading", name="Privacy")).to_be_visible()
+            expect(page.get_by_text("Epsilon 0 of 2.3 (delta 1e-6)")).to_be_visible()
+            expect(page.get_by_text("0 releases, 4 left")).to_be_visible()
+            watched.do(peer.do_round(update_of(1.0), evaluation=None))
+            expect(page.get_by_text("Epsilon 1.061 of 2.3 (delta 1e-6)")).to_be_visible()
+            expect(page.get_by_text("1 release, 3 left")).to_be_visible()
+            for _ in range(3):
+                watched.do(peer.do_round(update_of(1.0), evaluation=None))
+            spent = page.get_by_text("The privacy budget is spent: epsilon 2.25 of 2.3 after")
+            expect(spent).to_be_visible()
+            expect(page.get_by_text("4 releases, 0 left")).to_be_visible()
+
+
+def test_a_run_that_is_not_private_has_no_budget_to_see(watched: Watched, tmp_path: Path) -> None:
+    with page_at(f"{watched.address}/#token={watched.token('ada')}", tmp_path) as page:
+        page.get_by_role("link", name="test").click()
+        expect(page.get_by_role("heading", name="The open round")).to_be_visible()
+        expect(page.get_by_role("heading", name="Privacy")).to_be_hidden()
+
+
 def test_a_link_signs_in_and_its_token_is_seen_no_more(watched: Watched, tmp_path: Path) -> None:
     with page_at(f"{watched.address}/#token={watched.token('ada')}", tmp_path) as page:
         expect(page.get_by_role("link", name="test")).to_be_visible()
