@@ -131,7 +131,7 @@ def privacy_statement(plan: Plan, elements: int | None) -> PrivacyStatement:
         ],
         noise=noise_row(plan, rules, elements),
         assumed=[*_assumed(plan, rules)],
-        not_protected=[*_not_protected(plan)],
+        not_protected=[*NOT_PROTECTED],
         what_if=[*_what_if(plan, rules)],
         devices=_devices(plan, plan.round.goal),
         remarks=[*_remarks(plan, allowed, after(planned))],
@@ -219,7 +219,10 @@ def _assumed(plan: Plan, rules: PrivacyRules) -> Iterator[str]:
         "itself. A device whose software does not do that protects nobody but the others."
     )
     yield (
-        f"A device counts in at most {most} of the {planned} releases"
+        "A device may send an update in each round: all of them are counted, also those of rounds "
+        "that are abandoned, whatever separation and participations are."
+        if rules.mechanism == "local"
+        else f"A device counts in at most {most} of the {planned} releases"
         + (f", at least {rules.separation} apart" if rules.separation > 1 else "")
         + ". The coordinator enforces it by the device's name, and its records survive restarts. "
         "A device that comes under several names (see identities) is several devices."
@@ -249,29 +252,15 @@ def _assumed(plan: Plan, rules: PrivacyRules) -> Iterator[str]:
             "The coordinator is trusted: it sees the updates themselves, adds the noise, and keeps "
             "the secret that the noise follows from. So is whoever can read its folder."
         )
+    if privacy.metrics == "noised":
+        names = ", ".join(privacy.metrics_bounds)
+        yield f"Of what devices measure these values are shown, with noise, and no others: {names}."
+    else:
+        yield "What devices measure is shown to nobody: neither losses nor metrics."
     yield (
         "Noise is never less where devices drop out: it is for the goal that the plan states, and "
         "the sum is divided by it, however many came."
     )
-
-
-def _not_protected(plan: Plan) -> Iterator[str]:
-    privacy = plan.privacy
-    assert privacy is not None
-    yield (
-        "That a device takes part, when, and what it says of itself when it checks in: its name, "
-        "tags, memory, number of examples."
-    )
-    yield "What holds of many devices together: that is what the model learns."
-    yield (
-        "What several runs tell together about one device: each has a budget of its own, and they "
-        "add up. So do the devices of one person."
-    )
-    if privacy.metrics == "noised":
-        names = ", ".join(privacy.metrics_bounds)
-        yield f"Nothing else that devices measure is shown; these values are, with noise: {names}."
-    else:
-        yield "(What devices measure is shown to nobody: losses, metrics, numbers of examples.)"
 
 
 def _what_if(plan: Plan, rules: PrivacyRules) -> Iterator[WhatIf]:
@@ -348,3 +337,12 @@ MOST_ADDED_UP = 100_000
 WEAK = 10.0
 """Ponomareva et al., "How to DP-fy ML", arXiv 2303.00654, section 5.2: tier 2 is epsilon <= 10,
 "reasonable"; tier 1 is <= 1, "strong"; tier 3, above, "weak to no"."""
+NOT_PROTECTED = (
+    "That a device takes part, when, and what it says of itself when it checks in: its name, tags, "
+    "memory, number of examples.",
+    "What becomes of its tasks: how long they take, whether they fail, and the cause.",
+    "What holds of many devices together: that is what the model learns.",
+    "What several runs tell together about one device: each has a budget of its own, and they add "
+    "up. So do the devices of one person.",
+)
+"""What no plan protects: docs/privacy.md has more."""

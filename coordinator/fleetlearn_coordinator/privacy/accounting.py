@@ -74,8 +74,11 @@ def sensitivity(
 
     Independent noise: each contribution is at most 1 long and in a release of its own, so that it
     is the root of their number. ``planned``: for how many releases correlated noise is made; None:
-    for these.
+    for these. Local: what a device sends is what it tells, whether it counts or not, so that there
+    is one contribution in each round, whatever the limits are.
     """
+    if mechanism == "local":
+        return math.sqrt(releases)
     if mechanism == "dp-ftrl":
         return correlated_sensitivity(releases, separation, participations, planned)
     return math.sqrt(min(participations, -(-releases // separation)))
