@@ -249,6 +249,25 @@ def test_tasks_after_each_other(state: StateDirectory, full: Bundle) -> None:
         assert own[1] == INITIAL_STATE["t"] + 6 * (number + 1)
 
 
+def test_a_bound_on_the_update_leaves_the_device_s_own_part_alone(
+    tmp_path: Path, full: Bundle
+) -> None:
+    """Personal parameters, kept state and the previous model are not in the update: they are what
+    they would be without a bound. Neither are the buffers, which are values."""
+    done = {}
+    for bound in (None, 0.01):
+        state = StateDirectory(tmp_path / str(bound))
+        given = task(full, 0, clip=bound)
+        bring(state, full, given)
+        done[bound] = Trainer(state, DATA, "onnx", 1).train(given, 100.0)
+        state.close()
+    free, bounded = done.values()
+    update = FLOAT32.decode(bounded.contents[0]).astype(np.float64)
+    assert np.linalg.norm(FLOAT32.decode(free.contents[0])) > 0.01 >= np.linalg.norm(update)
+    assert bytes(bounded.contents[1]) == bytes(free.contents[1])
+    assert bounded.kept_state.tobytes() == free.kept_state.tobytes()
+
+
 def test_another_process_goes_on_from_the_directory(tmp_path: Path, full: Bundle) -> None:
     together = []
     for folder, restarts in (("one", False), ("two", True)):
