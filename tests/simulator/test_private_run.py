@@ -77,6 +77,7 @@ def test_the_noise_is_that_of_the_plan(tmp_path: Path, private_line: Path) -> No
     [
         {"clip_quantile": 0.5, "population": 80},
         {"mechanism": "dp-ftrl", "separation": 1, "participations": 3, "population": 80},
+        {"mechanism": "local", "population": 80},
     ],
 )
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(

@@ -33,7 +33,7 @@ from fleetlearn_simulator.fleet.round_costs import RoundCosts
 from fleetlearn_simulator.fleet.round_training import RoundTraining
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.fleet.sent_updates import TiedToUpdate
-from fleetlearn_simulator.fleet.simulated_account import SimulatedAccount
+from fleetlearn_simulator.fleet.simulated_account import SimulatedAccount, device_noise
 from fleetlearn_simulator.fleet.trained_reports import Measured, parts_to_add, reports_of
 from fleetlearn_simulator.fleet.update_file import UpdateFile
 from fleetlearn_simulator.keyed_random import secret_bytes
@@ -107,6 +107,7 @@ class SimulatedCoordinator:
             kept,
             buffers,
             TiedToUpdate(factors, buffers),
+            device_noise(rules.privacy, scenario.seed),
         )
         self._begin_round()
 
@@ -237,7 +238,8 @@ class SimulatedCoordinator:
         self.earlier, self.state, self.abandoned_in_a_row = self.model, made.state, 0
         summary = made.summary | selection.committed(self.engine, self.devices)
         if self.account is not None and made.state.privacy is not None:
-            spent = self.account.summary(made.state.privacy.releases)
+            abandoned = sum(row["how"] == "abandoned" for row in self.history)
+            spent = self.account.summary(made.state.privacy.releases, abandoned)
             summary["privacy"] = summary.get("privacy", {}) | spent
         return self._close("committed", number, summary, now, connected)
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices, rows_of
 from fleetlearn_simulator.fleet.running_tasks import RunningTask, RunningTasks
-from fleetlearn_simulator.fleet.sent_updates import NOT_TIED, TiedToUpdate, as_sent
+from fleetlearn_simulator.fleet.sent_updates import NOT_TIED, DeviceNoise, TiedToUpdate, as_sent
 from fleetlearn_simulator.training.backend import Backend, RoundInputs, jobs_from_columns
 from fleetlearn_simulator.training.trained_devices import (
     LARGE_UPDATE,
@@ -65,12 +65,14 @@ class RoundTraining:
         kept: KeptByDevices | None = None,
         buffers: Sequence[slice] = (),
         tied_to: TiedToUpdate = NOT_TIED,
+        noise: DeviceNoise | None = None,
     ) -> None:
         """``encoding``: of the updates that devices send. ``kept``: what devices keep from task to
         task, if they keep something. ``buffers``: the places of the model's elements that devices
-        report as values. ``tied_to``: how what devices keep follows the updates that they send."""
+        report as values. ``tied_to``: how what devices keep follows the updates that they send.
+        ``noise``: what devices add to their clipped updates."""
         self.backend, self.seed, self.encoding, self.kept = backend, seed, encoding, kept
-        self._buffers, self._tied_to = buffers, tied_to
+        self._buffers, self._tied_to, self._noise = buffers, tied_to, noise
         self.replace: Callable[[Sequence[int], TrainedDevices], None] | None = None
         """Changes the results of these devices in place, before they are clipped and encoded: what
         an audit lets devices send. None: they send what they trained."""
@@ -178,7 +180,9 @@ class RoundTraining:
             if self.replace is not None:
                 reader = partial(_read_and_replace, self.replace, reader, chosen)
             residuals = None if self.kept is None else self.kept.residuals
-            reader = as_sent(self.encoding, residuals, reader, chosen, self._tied_to, clip)
+            reader = as_sent(
+                self.encoding, residuals, reader, chosen, self._tied_to, clip, self._noise
+            )
             self.begun.update(zip(chosen.task, zip(repeat(reader), count()), strict=False))
 
     def results_for(self, tasks: Sequence[str]) -> TrainedDevices:

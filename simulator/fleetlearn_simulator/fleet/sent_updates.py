@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from fleetlearn_device.training.local_noise import add_noise
 from fleetlearn_device.training.sent_parts import encode_parts
 from fleetlearn_device.training.train import DivergedError
 from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, SLAB, Encoding
@@ -17,6 +18,7 @@ from fleetlearn_protocol.vector import Vector, scatter
 from fleetlearn_simulator.fleet.clipped_updates import CLIPPED, clip_rows
 from fleetlearn_simulator.fleet.device_rows import DeviceRows
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
+from fleetlearn_simulator.keyed_random import secret_bytes
 from fleetlearn_simulator.training.kept_rows import NO_ROW
 from fleetlearn_simulator.training.trained_devices import TIED, ResultReader, TrainedDevices
 
@@ -42,6 +44,22 @@ class TiedToUpdate(NamedTuple):
 NOT_TIED = TiedToUpdate()
 
 
+class DeviceNoise(NamedTuple):
+    """The noise that devices add themselves, with the mechanism local."""
+
+    deviation: float
+    """Standard deviation on each element of a clipped update."""
+    seed: int
+    """Of the simulation: a device's own noise follows from it, where a real device has the
+    operating system's random numbers."""
+
+    def add(self, update: Vector, tasks: RunningTasks, index: int) -> Vector:
+        """Return the update of one of these tasks with its device's noise. Raises
+        DivergedError."""
+        about = tasks.device[index], tasks.seed[index]
+        return add_noise(update, self.deviation, secret_bytes(self.seed, "device noise", *about))
+
+
 def as_sent(
     encoding: Encoding,
     residuals: DeviceRows | None,
@@ -49,15 +67,45 @@ def as_sent(
     tasks: RunningTasks,
     tied_to: TiedToUpdate = NOT_TIED,
     clip: float | None = None,
+    noise: DeviceNoise | None = None,
 ) -> ResultReader:
     """Return a reader of the same results, with the updates as the coordinator gets them.
     ``residuals``: what the encoding left out of the devices' updates that counted; new residuals
     are among the results' vectors. ``tied_to``: how the tied vectors among them follow. ``clip``:
-    the L2 norm that no update may have more of; whose had is among the vectors too."""
+    the L2 norm that no update may have more of; whose had is among the vectors too. ``noise``: what
+    devices add then."""
     if encoding == FLOAT32 and clip is None:
         return reader
     rows = [NO_ROW] * len(tasks.device) if residuals is None else residuals.of(tasks.device)
+    if noise is not None and clip is not None:
+        return partial(_read_noisy, encoding, reader, tasks, clip, noise)
     return partial(_read, encoding, residuals, rows, reader, tasks, tied_to, clip)
+
+
+def _read_noisy(
+    encoding: Encoding,
+    reader: ResultReader,
+    tasks: RunningTasks,
+    clip: float,
+    noise: DeviceNoise,
+    indices: Sequence[int],
+) -> TrainedDevices:
+    """Read what devices send that clip, add their noise, and encode then, as ``encode_parts``
+    does. No residual goes with that."""
+    found = _read(FLOAT32, None, (), reader, tasks, NOT_TIED, clip, indices)
+    for row, index in enumerate(indices[: len(found)]):
+        if found.diverged[row]:
+            continue
+        try:
+            noisy = noise.add(found.updates[row], tasks, index)
+        except DivergedError:  # far too little noise for such an update
+            found.diverged[row] = True
+            continue
+        if encoding != FLOAT32:
+            noisy = encoding.decode(encoding.encode(noisy, tasks.seed[index]), len(noisy))
+        found.updates[row] = noisy
+        found.largest[row] = np.abs(noisy).max(initial=0.0)
+    return found
 
 
 def _read(

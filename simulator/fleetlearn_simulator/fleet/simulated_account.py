@@ -12,6 +12,8 @@ from fleetlearn_coordinator.plan.privacy_terms import epsilon_after
 from fleetlearn_coordinator.rounds.commands import Finish
 from fleetlearn_coordinator.rounds.settings import ReleaseBudget
 
+from fleetlearn_simulator.fleet.sent_updates import DeviceNoise
+
 POISSON_POINTS = 10
 """With Poisson sampling epsilon is computed after so many numbers of releases, for each takes a
 second or more. In between, the next one's is told, which is an upper bound."""
@@ -30,13 +32,14 @@ class SimulatedAccount:
         )
         """After how many releases the run stops. None: no budget limits them."""
 
-    def summary(self, releases: int) -> dict[str, Any]:
-        """Return what a round's summary says after this many releases, as the coordinator's
-        does."""
-        left = None if self.limit is None else max(0, self.limit.releases - releases)
+    def summary(self, releases: int, abandoned: int = 0) -> dict[str, Any]:
+        """Return what a round's summary says after this many releases, as the coordinator's does.
+        ``abandoned``: rounds without a release. Where devices add the noise they spend as much."""
+        rounds = releases + (abandoned if self.rules.mechanism == "local" else 0)
+        left = None if self.limit is None else max(0, self.limit.releases - rounds)
         return {
             "release": releases,
-            "epsilon": self._epsilon(self._counted(releases)),
+            "epsilon": self._epsilon(self._counted(rounds)),
             "delta": self.terms.delta,
             "of": self.terms.epsilon,
             "left": left,
@@ -66,3 +69,10 @@ class SimulatedAccount:
         told, of = shown(spent, budget)
         reason = f"the privacy budget is spent: epsilon {told} of {of} after {good:,} releases"
         return ReleaseBudget(good, Finish(reason, "privacy budget", spent, budget))
+
+
+def device_noise(rules: PrivacyRules | None, seed: int) -> DeviceNoise | None:
+    """Return the noise that the devices of a run add themselves. None: they add none."""
+    if rules is None or rules.mechanism != "local":
+        return None
+    return DeviceNoise(rules.noise * rules.clip, seed)

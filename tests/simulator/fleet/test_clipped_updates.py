@@ -12,7 +12,7 @@ from fleetlearn_protocol.encodings import FLOAT32, SLAB, find_encoding
 from fleetlearn_simulator.fleet import clipped_updates
 from fleetlearn_simulator.fleet.clipped_updates import CLIPPED, clip_rows, row_norms
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
-from fleetlearn_simulator.fleet.sent_updates import as_sent
+from fleetlearn_simulator.fleet.sent_updates import DeviceNoise, as_sent
 from fleetlearn_simulator.training.trained_devices import TrainedDevice, TrainedDevices, from_rows
 
 CLIP = 0.5
@@ -95,3 +95,22 @@ def test_large_updates_are_clipped_one_by_one() -> None:
     assert np.linalg.norm(found.updates[0].astype(np.float64)) == pytest.approx(CLIP, rel=1e-6)
     assert found.updates[1].tobytes() == rows[1].tobytes()
     assert found.vectors[CLIPPED].tolist() == [[1.0], [0.0]]
+
+
+@pytest.mark.parametrize("name", ["float32", "float16"])
+def test_noise_of_the_devices_is_added_to_what_is_clipped_and_the_same_in_each_run(
+    name: str,
+) -> None:
+    """40 x 37 elements: their mean square is the variance, within five standard errors. Another
+    seed, device or task has other noise."""
+    rows, deviation = updates(40), 2.0
+    encoding, noise = find_encoding(name), DeviceNoise(2.0, seed=5)
+    found = as_sent(encoding, None, reader_of(rows), tasks(40), clip=CLIP, noise=noise)(range(40))
+    clipped = rows.copy()
+    clip_rows(clipped, CLIP)
+    added = (found.updates - clipped).astype(np.float64)
+    assert (added**2).mean() == pytest.approx(deviation**2, rel=5 * np.sqrt(2 / added.size))
+    again = as_sent(encoding, None, reader_of(rows), tasks(40), clip=CLIP, noise=noise)([7])
+    assert again.updates[0].tobytes() == found.updates[7].tobytes()
+    assert abs(np.corrcoef(added[:-1].ravel(), added[1:].ravel())[0, 1]) < 5 / np.sqrt(1400)
+    assert found.largest == pytest.approx(np.abs(found.updates).max(axis=1))
