@@ -209,14 +209,15 @@ def _assumed(plan: Plan, rules: PrivacyRules) -> Iterator[str]:
     )
     yield (
         "epsilon and delta compare the run with one in which this device sends zeros instead of "
-        "its updates, and everything else is the same."
+        "its updates, and everything else is the same. Compared with a run in which it has other "
+        "data, what it sends differs up to twice as much, as if the noise were half."
     )
     yield (
         f"An update is at most {rules.clip:g} long (L2 norm): devices shorten longer ones, and "
         "the coordinator checks each and shortens what is still longer, whatever a device sends."
         if rules.mechanism != "local"
         else f"Each device shortens its update to {rules.clip:g} (L2 norm) and adds the noise "
-        "itself. A device whose software does not do that protects nobody but the others."
+        "itself. A device whose software does not do that is not protected."
     )
     yield (
         "A device may send an update in each round: all of them are counted, also those of rounds "
@@ -258,8 +259,10 @@ def _assumed(plan: Plan, rules: PrivacyRules) -> Iterator[str]:
     else:
         yield "What devices measure is shown to nobody: neither losses nor metrics."
     yield (
-        "Noise is never less where devices drop out: it is for the goal that the plan states, and "
-        "the sum is divided by it, however many came."
+        "Each update has its noise, whoever else takes part or drops out."
+        if rules.mechanism == "local"
+        else "Noise is never less where devices drop out: it is for the goal that the plan states, "
+        "and the sum is divided by it, however many came."
     )
 
 
