@@ -84,7 +84,9 @@ class PublicStatus:
         for number, outcome, _, _, summary in rounds:
             self._read_until = number
             metrics = summary["metrics"]
-            if outcome == "committed" and metrics.keys() & {"loss", "accuracy"}:
+            # The page's table has a private run's rounds too, without what was measured.
+            shown = plan.privacy is not None or metrics.keys() & {"loss", "accuracy"}
+            if outcome == "committed" and shown:
                 row = {
                     "loss": metrics.get("loss"),
                     "accuracy": metrics.get("accuracy"),
@@ -101,6 +103,7 @@ class PublicStatus:
             "reports": now.accepted,
             "goal": plan.round.goal,
             "connected": now.connected,
+            "private": None if plan.privacy is None else plan.privacy.metrics,
             "history": self._history,
         }
 

@@ -1,7 +1,7 @@
 /** The curve of the rounds that ended: accuracy where it is measured, else loss. */
 
 import { makeSvg } from "../shell/elements.ts";
-import type { Finished } from "./status.ts";
+import type { Finished, Status } from "./status.ts";
 
 export interface Chart {
   readonly measure: "accuracy" | "loss";
@@ -46,6 +46,13 @@ export function chartOf(history: readonly Finished[]): Chart | null {
         : `${title(measure)} ${OWN} in round ${last.round}: ${shown}; in round ${first.round} it was ` +
           `${valueWords(measure, first[measure]!)}.`,
   };
+}
+
+/** Return what stands below the chart, or in the place of one that is not there. */
+export function chartWords(chart: Chart | null, kept: Status["private"]): string {
+  if (kept === "none") return "What the devices measure is kept private, so no accuracy appears here.";
+  if (chart === null) return "The first round is not over yet: then its accuracy appears here.";
+  return kept === "noised" ? `${chart.summary} Noise is added to it, to protect people's data.` : chart.summary;
 }
 
 /** Return a measure's value for people. */

@@ -2,7 +2,7 @@
 
 import { make, the, write } from "../shell/elements.ts";
 import { plural } from "../shell/words.ts";
-import { chartOf, drawChart, valueWords } from "./chart.ts";
+import { chartOf, chartWords, drawChart, valueWords } from "./chart.ts";
 import { type Finished, roundWords, type Status } from "./status.ts";
 
 /** What the chart and the table show. */
@@ -21,10 +21,7 @@ export function showRound(status: Status): void {
   drawn = content;
   const chart = chartOf(status.history);
   the("chart").replaceChildren(...(chart === null ? [] : [drawChart(chart)]));
-  write(
-    "chart-text",
-    chart === null ? "The first round is not over yet: then its accuracy appears here." : chart.summary,
-  );
+  write("chart-text", chartWords(chart, status.private));
   the("rounds").replaceChildren(...[...status.history].reverse().map(row));
 }
 

@@ -15,6 +15,8 @@ export interface Status {
   readonly reports: number;
   readonly goal: number;
   readonly connected: number;
+  /** Of a run with differential privacy: whether what devices measure is shown to nobody, or with noise. */
+  readonly private: "none" | "noised" | null;
   /** The rounds that ended, the last hundred, in order. */
   readonly history: readonly Finished[];
 }
@@ -36,6 +38,7 @@ export function readStatus(found: unknown): Status {
     reports: number(status.reports) ?? 0,
     goal: number(status.goal) ?? 0,
     connected: number(status.connected) ?? 0,
+    private: status.private === "none" || status.private === "noised" ? status.private : null,
     history: (Array.isArray(status.history) ? status.history : []).map((row: Record<string, unknown>) => ({
       round: number(row.round) ?? 0,
       loss: number(row.loss),

@@ -1,6 +1,6 @@
 import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
-import { chartOf, HEIGHT, WIDTH } from "../round/chart.ts";
+import { chartOf, chartWords, HEIGHT, WIDTH } from "../round/chart.ts";
 import { readStatus, roundWords } from "../round/status.ts";
 
 const example: unknown = JSON.parse(readFileSync(new URL("status.json", import.meta.url), "utf8"));
@@ -51,6 +51,16 @@ test("without accuracy it has the loss", () => {
   expect(chart.measure).toBe("loss");
   expect(chart.yTicks.map(({ text }) => text)).toEqual(["0.00", "2.50", "5.00"]);
   expect(chart.summary).toBe("Loss on the devices' own training examples in round 4: 1.20; in round 3 it was 2.30.");
+});
+
+test("a private run says why there is no chart, or that its numbers have noise", () => {
+  expect(readStatus({ private: "none" }).private).toBe("none");
+  expect(readStatus({ private: 7 }).private).toBeNull();
+  const chart = chartOf([row(1, 0.5)])!;
+  expect(chartWords(null, null)).toMatch(/^The first round is not over yet/);
+  expect(chartWords(null, "none")).toMatch(/^What the devices measure is kept private/);
+  expect(chartWords(chart, null)).toBe(chart.summary);
+  expect(chartWords(chart, "noised")).toBe(`${chart.summary} Noise is added to it, to protect people's data.`);
 });
 
 test("one round is a chart, and none is none", () => {
