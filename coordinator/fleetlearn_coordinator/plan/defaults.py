@@ -43,6 +43,8 @@ def fill_defaults(raw: dict[str, Any]) -> None:
             f'recipe = "{name}" needs [privacy] with population, delta, clip, and epsilon or noise'
         )
     privacy = raw.get("privacy")
+    if privacy is not None:
+        raw.setdefault("durable", "power")  # a model that was seen stays counted
     if isinstance(privacy, dict) and isinstance(local, dict) and isinstance(round_, dict):
         prepare_private_rounds(privacy, local, round_)
     if isinstance(local, dict):

@@ -45,7 +45,8 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     ``<name>.run`` beside it."""
     durable: Literal["process", "power"] = "process"
     """What an acknowledged update survives: the process's death, or also the machine's (an fsync
-    for each update)."""
+    for each update). Default: process; with [privacy] power, so that no release that was seen is
+    forgotten."""
     local: Local
     round: RoundSection
     staleness: Staleness

@@ -349,6 +349,12 @@ def privacy_remarks(plan: PlanKeys) -> list[str]:
     if privacy is None:
         return []
     texts = []
+    if plan.durable == "process":
+        texts.append(
+            'durable = "process" with [privacy]: where the power fails, releases of the last '
+            "seconds may be forgotten that were seen already, and epsilon is then more than what "
+            'the run says. durable = "power", the default with [privacy], forgets none'
+        )
     if privacy.delta >= 1 / privacy.population:
         texts.append(
             f"privacy.delta = {privacy.delta:g} is not below 1 / privacy.population = "

@@ -218,6 +218,15 @@ def test_a_delta_that_would_allow_showing_one_device_is_remarked() -> None:
     assert "privacy.delta = 0.001 is not below 1 / privacy.population = 0.001" in remark
 
 
+def test_a_private_run_survives_a_power_cut_unless_the_plan_says_otherwise() -> None:
+    assert Plan.parse(SMALL, Path("/base")).durable == "process"
+    plan = Plan.parse(SMALL + PRIVATE, Path("/base"))
+    assert (plan.durable, plan.remarks(SGD)) == ("power", [])
+    plan = Plan.parse(f'durable = "process"\n{SMALL}{PRIVATE}', Path("/base"))
+    (remark,) = plan.remarks(SGD)
+    assert remark.startswith('durable = "process" with [privacy]: where the power fails, releases')
+
+
 def test_rounds_that_cannot_be_full_are_remarked() -> None:
     text = f"{SMALL}minimum = 2\n[stop]\nrounds = 9\n{PRIVATE.replace('1000', '10')}separation = 3"
     (remark,) = Plan.parse(text, Path("/base")).remarks(SGD)
