@@ -22,6 +22,7 @@ from fleetlearn_simulator.audit.audit_report import (
 )
 from fleetlearn_simulator.audit.canary_run import CanaryAttack, run_canaries
 from fleetlearn_simulator.audit.membership import MembershipAttack, run_membership
+from fleetlearn_simulator.audit.trained_canaries import run_trained_canaries
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.scenario import Scenario
 
@@ -45,6 +46,10 @@ def audit(
             help="The share of round.goal that reports; the others vanish.", min=1e-6, max=1.0
         ),
     ] = 1.0,
+    train: Annotated[
+        bool,
+        typer.Option(help="Put the canaries among the scenario's devices, which train."),
+    ] = False,
     shadow_runs: Annotated[
         int | None,
         typer.Option(
@@ -75,6 +80,7 @@ def audit(
             scenario,
             CanaryAttack(canaries, releases, reports=reports, seed=seed),
             MembershipAttack(shadow_runs, targets, seconds, seed),
+            train=train,
         )
     except (FleetError, OSError) as error:
         fail("fleetlearn-simulate", in_words(error, file=True))
@@ -103,10 +109,16 @@ def read_audited(file: Path) -> tuple[Plan, Scenario | None]:
 
 
 def audit_plan(
-    plan: Plan, scenario: Scenario | None, canaries: CanaryAttack, membership: MembershipAttack
+    plan: Plan,
+    scenario: Scenario | None,
+    canaries: CanaryAttack,
+    membership: MembershipAttack,
+    *,
+    train: bool = False,
 ) -> AuditReport:
-    """Audit a plan: by canaries, and by the membership attack if shadow runs are asked for. Raises
-    SimulatorError where there is nothing to audit, PlanError and PrivacyError."""
+    """Audit a plan: by canaries, alone or (``train``) among the scenario's devices, and by the
+    membership attack if shadow runs are asked for. Raises SimulatorError where there is nothing to
+    audit, PlanError and PrivacyError."""
     privacy = plan.privacy
     if privacy is None:
         raise SimulatorError(f"{plan.file}: this plan has no [privacy]: there is nothing to audit")
@@ -115,30 +127,33 @@ def audit_plan(
             f'{plan.file}: with privacy.mechanism = "local" each device adds its own noise, and '
             "what is released is every single update: an audit of sums says nothing about it"
         )
-    if membership.shadow_runs and scenario is None:
+    if (membership.shadow_runs or train) and scenario is None:
         raise SimulatorError(
-            f"{plan.file}: --shadow-runs simulates a fleet and its data: give a scenario, which "
-            "names this plan"
+            f"{plan.file}: --shadow-runs and --train simulate a fleet and its data: give a "
+            "scenario, which names this plan"
         )
     manifest = open_bundle(plan.bundle).manifest
     rules = plan.round_rules(manifest).privacy
     assert rules is not None
-    findings = list[AuditFinding]()
-    if privacy.sampling == "none":  # canaries would be in every sample
-        count = min(canaries.releases, plan.stop.rounds)
+    findings, rounds = list[AuditFinding](), plan.stop.rounds
+    accounted = epsilon_after(plan, rounds, rules.noise)
+    if train and scenario is not None:
+        found = run_trained_canaries(scenario, canaries)
+        findings.append(canary_finding("canaries in training", found, rounds, accounted))
+    elif privacy.sampling == "none":  # canaries would be in every sample
+        count = min(canaries.releases, rounds)
         try:
             found = run_canaries(plan, manifest, canaries)
         except ValueError as error:
             raise SimulatorError(f"{plan.file}: {error}") from None
-        findings.append(canary_finding(found, count, epsilon_after(plan, count, rules.noise)))
+        own = epsilon_after(plan, count, rules.noise)
+        findings.append(canary_finding("canaries", found, count, own))
     if membership.shadow_runs and scenario is not None:
-        rounds = plan.stop.rounds
-        accounted = epsilon_after(plan, rounds, rules.noise)
         findings += membership_findings(run_membership(scenario, membership), rounds, accounted)
     if not findings:
         raise SimulatorError(
-            f'{plan.file}: with privacy.sampling = "poisson" the audit is the membership attack: '
-            "give a scenario and --shadow-runs"
+            f'{plan.file}: with privacy.sampling = "poisson" the audit is of a simulated '
+            "fleet: give a scenario, and --shadow-runs or --train"
         )
     return AuditReport(
         plan.name, rules.mechanism, rules.noise, privacy.delta, plan.stop.rounds, findings

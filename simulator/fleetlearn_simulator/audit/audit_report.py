@@ -106,11 +106,11 @@ class AuditReport(NamedTuple):
         }
 
 
-def canary_finding(found: Guesses, releases: int, accounted: float) -> AuditFinding:
-    """Return what the attack on canaries proves."""
+def canary_finding(attack: str, found: Guesses, releases: int, accounted: float) -> AuditFinding:
+    """Return what an attack on canaries proves. ``attack``: what it is called."""
     seen = f"of {found.bits:,} canaries {found.guesses:,} guessed, {found.correct:,} right"
     numbers = {"bits": found.bits, "guesses": found.guesses, "correct": found.correct}
-    return AuditFinding("canaries", releases, seen, found.epsilon, accounted, numbers)
+    return AuditFinding(attack, releases, seen, found.epsilon, accounted, numbers)
 
 
 def membership_findings(

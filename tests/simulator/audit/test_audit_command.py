@@ -81,6 +81,7 @@ def test_a_scenario_is_attacked_by_shadow_runs_too(tmp_path: Path, private_line:
     [
         ("", [], "this plan has no [privacy]: there is nothing to audit"),
         (PRIVACY, ["--shadow-runs", "9"], "give a scenario, which names this plan"),
+        (PRIVACY, ["--train"], "give a scenario, which names this plan"),
         (PRIVACY, ["--reports", "0.001"], "at least one must come"),
         (PRIVACY.replace("clip =", 'mechanism = "local", clip ='), [], "adds its own noise"),
     ],
