@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from fleetlearn_coordinator.aggregation import aggregators
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
+from fleetlearn_coordinator.plan.privacy_section import PrivacySection
 
 
 class PlanRule(NamedTuple):
@@ -24,3 +25,16 @@ def broken(rules: Iterable[PlanRule], plan: PlanKeys) -> Iterable[str]:
 
 def leaves_updates_out(plan: PlanKeys) -> bool:
     return plan.aggregation.aggregator != aggregators.MEAN.name
+
+
+def private_rule(
+    breaks: Callable[[PlanKeys, PrivacySection], object],
+    text: Callable[[PlanKeys, PrivacySection], str],
+) -> PlanRule:
+    """Return a rule that only plans with [privacy] must keep."""
+
+    def told(plan: PlanKeys) -> str:
+        assert plan.privacy is not None
+        return text(plan, plan.privacy)
+
+    return PlanRule(lambda plan: plan.privacy is not None and breaks(plan, plan.privacy), told)

@@ -14,6 +14,7 @@ import msgspec
 from fleetlearn_coordinator.aggregation.privacy.correlated import strategy_of
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.plan.privacy_assumptions import NOT_PROTECTED, assumed
 from fleetlearn_coordinator.plan.privacy_terms import (
     epsilon_after,
     privacy_rules,
@@ -130,7 +131,7 @@ def privacy_statement(plan: Plan, elements: int | None) -> PrivacyStatement:
             for fits in (releases <= allowed,)
         ],
         noise=noise_row(plan, rules, elements),
-        assumed=[*_assumed(plan, rules)],
+        assumed=[*assumed(plan, rules)],
         not_protected=[*NOT_PROTECTED],
         what_if=[*_what_if(plan, rules)],
         devices=_devices(plan, plan.round.goal),
@@ -196,74 +197,6 @@ def _shown(planned: int, allowed: int) -> list[int]:
     allows, and the last that is planned."""
     tens = {10**power for power in range(10) if 10**power < planned}
     return sorted({*tens, planned} | ({allowed} if allowed else set()))
-
-
-def _assumed(plan: Plan, rules: PrivacyRules) -> Iterator[str]:
-    privacy = plan.privacy
-    assert privacy is not None
-    planned = plan.stop.rounds
-    most = privacy.most_of(planned)
-    yield (
-        "What is protected is one device: all of its data, in all rounds that it takes part in. "
-        "Whoever has several devices is protected as each of them is, not as all together."
-    )
-    yield (
-        "epsilon and delta compare the run with one in which this device sends zeros instead of "
-        "its updates, and everything else is the same. Compared with a run in which it has other "
-        "data, what it sends differs up to twice as much, as if the noise were half."
-    )
-    yield (
-        f"An update is at most {rules.clip:g} long (L2 norm): devices shorten longer ones, and "
-        "the coordinator checks each and shortens what is still longer, whatever a device sends."
-        if rules.mechanism != "local"
-        else f"Each device shortens its update to {rules.clip:g} (L2 norm) and adds the noise "
-        "itself. A device whose software does not do that is not protected."
-    )
-    yield (
-        "A device may send an update in each round: all of them are counted, also those of rounds "
-        "that are abandoned, whatever separation and participations are."
-        if rules.mechanism == "local"
-        else f"A device counts in at most {most} of the {planned} releases"
-        + (f", at least {rules.separation} apart" if rules.separation > 1 else "")
-        + ". The coordinator enforces it by the device's name, and its records survive restarts. "
-        "A device that comes under several names (see identities) is several devices."
-    )
-    if privacy.sampling == "poisson":
-        yield (
-            "Each device takes part in a round by a coin of its own, with probability "
-            f"{plan.round.goal / privacy.population:.4g} (goal / population), which makes epsilon "
-            "less. Only the simulator does that: the coordinator refuses this plan."
-        )
-    else:
-        yield (
-            "epsilon is not lowered because few devices take part in a round (amplification by "
-            "sampling): that holds where each is drawn at random, and devices check in when they "
-            "can."
-        )
-    chance = 1 / privacy.population
-    side = "below" if privacy.delta < chance else "NOT below"
-    yield (
-        f"delta, with which epsilon may not hold, is {privacy.delta:g}: {side} 1 / population = "
-        f"{chance:.3g}."
-    )
-    if rules.mechanism == "local":
-        yield "The coordinator is not trusted: it sees each update with its noise alone."
-    else:
-        yield (
-            "The coordinator is trusted: it sees the updates themselves, adds the noise, and keeps "
-            "the secret that the noise follows from. So is whoever can read its folder."
-        )
-    if privacy.metrics == "noised":
-        names = ", ".join(privacy.metrics_bounds)
-        yield f"Of what devices measure these values are shown, with noise, and no others: {names}."
-    else:
-        yield "What devices measure is shown to nobody: neither losses nor metrics."
-    yield (
-        "Each update has its noise, whoever else takes part or drops out."
-        if rules.mechanism == "local"
-        else "Noise is never less where devices drop out: it is for the goal that the plan states, "
-        "and the sum is divided by it, however many came."
-    )
 
 
 def _what_if(plan: Plan, rules: PrivacyRules) -> Iterator[WhatIf]:
@@ -340,12 +273,3 @@ MOST_ADDED_UP = 100_000
 WEAK = 10.0
 """Ponomareva et al., "How to DP-fy ML", arXiv 2303.00654, section 5.2: tier 2 is epsilon <= 10,
 "reasonable"; tier 1 is <= 1, "strong"; tier 3, above, "weak to no"."""
-NOT_PROTECTED = (
-    "That a device takes part, when, and what it says of itself when it checks in: its name, tags, "
-    "memory, number of examples.",
-    "What becomes of its tasks: how long they take, whether they fail, and the cause.",
-    "What holds of many devices together: that is what the model learns.",
-    "What several runs tell together about one device: each has a budget of its own, and they add "
-    "up. So do the devices of one person.",
-)
-"""What no plan protects: docs/privacy.md has more."""

@@ -9,12 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
-from fleetlearn_coordinator.plan.privacy_rules import (
-    METRIC_RULES,
-    POPULATION_RULES,
-    UPDATE_RULES,
-    privacy_contradictions,
-)
+from fleetlearn_coordinator.plan.privacy_metric_rules import METRIC_RULES
+from fleetlearn_coordinator.plan.privacy_release_rules import RELEASE_RULES
+from fleetlearn_coordinator.plan.privacy_rules import UPDATE_RULES, privacy_contradictions
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_protocol.manifest import Parameter
 from plans import PRIVATE, SMALL, manifest
@@ -148,7 +145,7 @@ def test_each_rule_is_broken_by_a_plan_here(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("fleetlearn_coordinator.plan.plan.contradictions", lambda plan: ())
     plans = [Plan.parse(text, Path("/base")) for text, _ in BROKEN.values()]
     whole = Plan.parse(f"{SMALL}{PRIVATE}", Path("/base"))
-    for rule in (*UPDATE_RULES, *METRIC_RULES, *POPULATION_RULES):
+    for rule in (*UPDATE_RULES, *METRIC_RULES, *RELEASE_RULES):
         assert not rule.breaks(whole)
         assert any(rule.breaks(plan) for plan in plans)
 

@@ -10,6 +10,7 @@ from fleetlearn_coordinator.aggregation.weighing.norm_bound import Enforced, Nor
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.privacy_budget import account_of
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
+from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.privacy.accounting import PrivacyError, gaussian_epsilon
 from fleetlearn_coordinator.privacy.budget import spent_after
 from plans import PRIVATE, SMALL, manifest
@@ -162,3 +163,13 @@ def test_the_computed_noise_is_enough_for_all_rounds_and_not_for_more(
     spent = spent_after(account.segments, rounds, 1e-6)
     assert spent == pytest.approx(epsilon, rel=1e-9)
     assert spent <= epsilon
+
+
+def test_the_page_has_each_key_and_recipe() -> None:
+    page = Path(__file__).parents[3] / "docs/algorithms/privacy-plan.md"
+    text = page.read_text("utf-8").partition("## The keys")[2]
+    for key in PrivacySection.__struct_fields__:
+        assert f"`{key}`" in text, key
+    for name, recipe in RECIPES.items():
+        if recipe.mechanism is not None:
+            assert f"`{name}`" in text, name
