@@ -10,6 +10,7 @@ import json
 import re
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from fleetlearn_coordinator.__main__ import app
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.round_summary import summarise
 from fleetlearn_coordinator.results.points import points_of
-from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.service.server import NOT_SHOWN, RunServer
 from fleetlearn_coordinator.service.training_run import run
 from fleetlearn_coordinator.service.views.local_views import LocalViews
+from fleetlearn_coordinator.storage.runs import Runs
 from fleetlearn_protocol.messages import Accepted, Evaluation, Failed, Grant, Refused
 from peers import plan_text, report_of, update_of, write_test_bundle
 from processes import wait_for
@@ -39,7 +41,12 @@ NOISED = PRIVATE | {
     "privacy__metrics": "noised",
     "privacy__metrics_bounds": {"loss": [0.0, 1.0], "accuracy": [0.0, 1.0]},
 }
-PLANS = {"plain": ("fedavg", {}), "none": ("dp-fedavg", PRIVATE), "noised": ("dp-fedavg", NOISED)}
+PLANS = {
+    "plain": ("fedavg", {}),
+    "none": ("dp-fedavg", PRIVATE),
+    "noised": ("dp-fedavg", NOISED),
+    "several": ("dp-fedavg", PRIVATE),  # on a host of several runs
+}
 EXAMPLES = 7654321
 PLANTED = {
     "the training loss": r"0\.123[45]",
@@ -127,16 +134,23 @@ def shown_by(host: Watched, plan: Plan, log: pytest.LogCaptureFixture) -> Iterat
         yield f"log: {record.getMessage()} {vars(record)}"
 
 
-def outputs_of(plan: Plan, folder: Path, log: pytest.LogCaptureFixture) -> list[str]:
+def outputs_of(
+    plan: Plan, folder: Path, log: pytest.LogCaptureFixture, *, several: bool = False
+) -> list[str]:
     """Let two devices do a round of the plan, and a task each that fails; return all that is shown
     then."""
     log.set_level("DEBUG", "fleetlearn")
     (folder / "page").mkdir()
     (folder / "page" / "index.html").write_text("")
-    ports = {"metrics": {"port": 0}, "page": {"port": 0, "folder": "page"}}
+    ports: dict[str, Any] = {"metrics": {"port": 0}, "page": {"port": 0, "folder": "page"}}
+    if several:
+        ports["page"]["run"] = "test"
+        with closing(Runs(folder / "runs")) as runs:
+            runs.add("test", Path(plan.file))
     events: list[Any] = []
-    with Watched(folder, plan, heartbeat=3600.0, **ports) as host:
-        host.server.run.observers.add(events.extend)
+    with Watched(folder, None if several else plan, heartbeat=3600.0, **ports) as host:
+        if not several:
+            host.server.run.observers.add(events.extend)
         a, b = host.join("a"), host.join("b")
         host.do(train(a))
         host.do(train(b))
@@ -161,13 +175,15 @@ def test_nothing_that_devices_have_or_measure_is_shown(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plan = plan_of(tmp_path, *PLANS[kind])
-    texts = outputs_of(plan, tmp_path, caplog)
+    texts = outputs_of(plan, tmp_path, caplog, several=kind == "several")
     found = planted_in(texts)
     if kind == "plain":
         assert all(found.values()), "the search finds what is shown"
         return
     for what, there in found.items():
         assert not there, f"{what} is shown: {there[0][:2000]}"
+    words = [text.partition(":")[0] for text in texts if NOT_SHOWN in text]
+    assert {"log", "devices", "live"} <= {*words}, "they say why the words are not there"
     (row,) = read_status(plan.data_dir).rounds
     summary = row.summary
     assert (summary["train"], summary["behind"], summary["left_out"]) == ({}, {}, {})
