@@ -120,6 +120,21 @@ UPDATE_RULES = (
         ),
     ),
     private_rule(
+        lambda plan, privacy: (
+            privacy.mechanism == "local" and (plan.round.asynchronous or plan.round.late == "carry")
+        ),
+        lambda plan, privacy: (
+            (
+                'round.participation = "asynchronous"'
+                if plan.round.asynchronous
+                else 'round.late = "carry"'
+            )
+            + ' with privacy.mechanism = "local": a device could send several updates between two '
+            "releases, each of which the coordinator sees, whether it counts or not. It needs "
+            "synchronous rounds that discard late updates"
+        ),
+    ),
+    private_rule(
         lambda plan, privacy: privacy.mechanism == "local" and plan.round.weighting != "uniform",
         lambda plan, privacy: (
             f'round.weighting = "{plan.round.weighting}" with privacy.mechanism = "local": devices '

@@ -63,6 +63,13 @@ BROKEN = {
         f'{SMALL}{PRIVATE}mechanism = "local"\nclip_quantile = 0.5', "Nobody but the device sees"
     ),
     "a rate alone": (f"{SMALL}{PRIVATE}clip_rate = 0.1", "privacy.clip_rate = 0.1 needs"),
+    "local, asynchronous": (
+        f'recipe = "fedbuff"\n{SMALL}{PRIVATE}mechanism = "local"',
+        'round.participation = "asynchronous" with privacy.mechanism = "local"',
+    ),
+    "local, carried": (
+        f'{SMALL}late = "carry"\n{PRIVATE}mechanism = "local"', 'round.late = "carry" with'
+    ),
     "local, by examples": (
         f'{SMALL}weighting = "examples"\nmax_weight = 9\n{PRIVATE}mechanism = "local"',
         "devices do not tell how many examples",
