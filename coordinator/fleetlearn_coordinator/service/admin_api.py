@@ -38,7 +38,10 @@ from fleetlearn_coordinator.service.canary.decision import Action
 from fleetlearn_coordinator.service.live_page import RUN_TOPIC, AdministratorSessions, LivePage
 from fleetlearn_coordinator.service.several.operations import Operations, Verb, operating
 from fleetlearn_coordinator.service.status import read_status
-from fleetlearn_coordinator.service.training_run.evaluation_request import ask_to_evaluate
+from fleetlearn_coordinator.service.training_run.evaluation_request import (
+    ask_to_evaluate,
+    refuse_private,
+)
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.service.views.device_search import FITS, DeviceSearch
 from fleetlearn_coordinator.service.views.event_views import RunEvents
@@ -400,6 +403,7 @@ class AdminApi:
     def _evaluate(self, asked: Asked) -> Any:
         name, plan = self._plan_of(asked)
         read_status(plan.data_dir, since=2**62)  # it has a data directory
+        refuse_private(plan.data_dir)
         asked.log("evaluation", {"run": name})
         ask_to_evaluate(plan.data_dir)
         return {"name": name}

@@ -122,6 +122,10 @@ def shown_by(host: Watched, plan: Plan, log: pytest.LogCaptureFixture) -> Iterat
         for path in {"page": ("status.json", "page.json"), "metrics": ("metrics", "readyz")}[name]:
             place = address.rstrip("/").removesuffix("/metrics")
             yield f"{path}: {read(f'{place}/{path}')}"
+    browser.sign_in(host.token("otto"))
+    refused, answer = browser.ask("POST", "/v1/runs/test/evaluate", {})
+    assert (refused == 400) == (plan.privacy is not None), answer
+    yield f"evaluate: {answer} {browser.ask('GET', '/v1/audit')}"
     results = RunResults.load(plan.data_dir)
     rows = [*results.rounds().rows, *results.evaluations().rows]
     yield f"results: {rows} {[[*points_of(row)] for row in rows]}"

@@ -14,17 +14,23 @@ from fleetlearn_coordinator.storage.find_storage import find_storage
 
 def ask_to_evaluate(place: str | os.PathLike[str]) -> None:
     """Ask the run in a data directory for an evaluation, within a second or at its next start.
-    ``place``: as for ``find_storage``. Raises FleetError where there is no run yet, or where it was
-    served last with [privacy]: devices would measure on their own data, without noise."""
+    ``place``: as for ``find_storage``. Raises FleetError where there is no run yet, or as
+    ``refuse_private`` does."""
+    refuse_private(place)
+    find_storage(place).requests.ask_for_evaluation()
+
+
+def refuse_private(place: str | os.PathLike[str]) -> None:
+    """Raise FleetError where the run was served last with [privacy]: devices would measure on their
+    own data, without noise."""
     storage, private = find_storage(place), False
     with suppress(StoreError), storage.read_ledger() as ledger:  # there may be no run yet
         private = ledger.metadata().get(RULES) is not None
-    if private:
-        text = (
-            f"{storage.where} is a private run: what devices measure in an evaluation tells about "
-            "their data, and no noise is added to it. Measure on held-out data of the "
-            "coordinator's own (evaluation.data), or let the rounds measure with "
-            'privacy.metrics = "noised"'
-        )
-        raise FleetError(Code.BAD_MESSAGE, text)
-    storage.requests.ask_for_evaluation()
+    if not private:
+        return
+    raise FleetError(
+        Code.BAD_MESSAGE,
+        f"{storage.where} is a private run: what devices measure in an evaluation tells about "
+        "their data, and no noise is added to it. Measure on held-out data of the coordinator's "
+        'own (evaluation.data), or let the rounds measure with privacy.metrics = "noised"',
+    )
