@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from fleetlearn_device.training.clipping import encode_clipped
 from fleetlearn_device.training.train import DivergedError
-from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.encodings import Encoding, find_encoding
 from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.formats.rows import Format
 from fleetlearn_protocol.vector import Vector
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -126,3 +127,26 @@ def test_no_bytes_mean_more_than_the_bound(
     # what stays on the device is no longer than the bound either, give or take a rounding
     kept = np.linalg.norm(sent.whole.astype(np.float64) - meant)
     assert kept <= 2 * bound
+
+
+def test_each_try_goes_twice_as_far() -> None:
+    """Just below 1 + 2^-7 the nearest bfloat16 is 1 + 2^-7. What it is too long by is 2^-23 of it:
+    in steps of that size it would take 32,768 tries to where 1 is nearer."""
+    update = np.nextafter(vector(1 + 2**-7), np.float32(0))
+    sent = encode_clipped(find_encoding("bfloat16"), update, None, 1, float(update[0]))
+    assert (sent.clipped, sent.meant.tolist()) == (False, [1.0])
+
+
+def test_where_no_bytes_are_short_enough_zeros_are_sent() -> None:
+    """Of an encoding that makes a little more than 0.5 of all that is not 0, none but zeros are at
+    most 0.5 long. No encoding of the protocol is so coarse."""
+    signs = Format(
+        lambda elements: elements,
+        lambda rows, fractions: (rows != 0).astype(np.uint8),
+        lambda content, elements: content * np.float32(0.5 + 2**-24),
+        lambda content, elements: float(content.max(initial=0)),
+    )
+    sent = encode_clipped(Encoding("signs", 1, signs), vector(0, -4), None, 1, 0.5)
+    assert bytes(sent.content) == bytes(2)
+    assert sent.meant.tolist() == [0, 0]
+    assert sent.clipped
