@@ -92,6 +92,9 @@ def test_the_budget_of_a_private_run_is_seen_as_it_is_spent(
             spent = page.get_by_text("The privacy budget is spent: epsilon 2.25 of 2.3 after")
             expect(spent).to_be_visible()
             expect(page.get_by_text("4 releases, 0 left")).to_be_visible()
+            words = "The run is private: what its devices measure is not shown."
+            expect(page.get_by_text(words).first).to_be_visible()
+            expect(page.get_by_text("No round has measured it yet.")).to_have_count(0)
 
 
 def test_a_run_that_is_not_private_has_no_budget_to_see(watched: Watched, tmp_path: Path) -> None:

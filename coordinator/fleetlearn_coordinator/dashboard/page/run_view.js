@@ -298,7 +298,7 @@ function learning() {
     const when = rows.at(-1)?.evaluated ? "before they trained" : "while they trained";
     const noise = run.about?.private === "noised" ? ", with noise: the run is private" : "";
     const words = rows.length && !hidden ? [`Measured on the training examples of each round's own devices, ${when}${noise}.`] : [];
-    if (hidden) words.push(NOT_RELEASED);
+    if (hidden && measured.length) words.push(NOT_RELEASED); // else the chart says so
     if (measured.length) words.push(`“${HELD_OUT}”: the coordinator measures the round's new model on its own data.`);
     say(note, words.join(" "));
   }
