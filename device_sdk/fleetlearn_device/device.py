@@ -323,6 +323,7 @@ class Device:
                 until_finished=self.until_finished,
                 demands=self.privacy,
                 took_part=directory.update_counts.of,
+                was_made=directory.update_counts.is_last,
             )
             features = self.feature_cache * 2**20
             enrolment = Enrolment(directory.path, directory.device, self.token)

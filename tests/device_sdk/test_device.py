@@ -406,6 +406,34 @@ def test_a_device_takes_part_as_often_as_its_owner_allows(
     asyncio.run(test())
 
 
+def test_an_update_with_its_own_noise_that_was_lost_is_not_made_again(
+    served: Served, data: Any, tmp_path: Path
+) -> None:
+    """A part of it was sent; then the disk lost it. Whoever has two noised updates of one task has
+    their mean."""
+
+    async def test() -> None:
+        task = served.task("r1-1-1", clip=0.5, local_noise=1.0)
+        async with pair(served, data, tmp_path) as (coordinator, _):
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(task)
+            report = await line.answer_fetches(Report)
+            assert (report.examples, report.loss) == (1, 0.0)
+            await line.take_upload(report, bytes_=512)
+        (update,) = (tmp_path / "pending").glob("*.bin")
+        update.write_bytes(update.read_bytes()[:-1] + b"?")
+        async with pair(served, data, tmp_path) as (coordinator, _):
+            line = await coordinator.line()
+            assert (await line.check_in()).held is None
+            await line.say(task)
+            failed = await line.answer_fetches(Failed)
+            assert (failed.code, failed.task) == ("unsupported", "r1-1-1")
+            assert "could take the mean" in failed.text
+
+    asyncio.run(test())
+
+
 def test_a_coordinator_that_gives_no_sign_of_life_is_left(
     data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

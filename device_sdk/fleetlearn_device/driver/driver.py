@@ -509,7 +509,8 @@ class Driver:
             if is_counted(session.demands, task):
                 try:
                     # Before the update is saved: nobody has seen it yet.
-                    await asyncio.to_thread(self._update_counts.add, run_of(task.task))
+                    run = run_of(task.task)
+                    await asyncio.to_thread(self._update_counts.add, run, task.task)
                 except StateError as error:
                     self._abandon(error, task.task)
                     return

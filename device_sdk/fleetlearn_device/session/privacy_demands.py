@@ -20,6 +20,16 @@ class PrivacyDemands(NamedTuple):
 
 
 NO_DEMANDS = PrivacyDemands()
+NOISED_ONCE = (
+    "the device made an update with its own noise for this task already, and it is lost: of two, "
+    "whoever has both could take the mean, which has less noise"
+)
+"""Why a task is given back whose update was made before."""
+
+
+def is_noised(task: Task | Question) -> bool:
+    """Return whether the device is to add its own noise to the update of a task."""
+    return isinstance(task, Task) and task.local_noise is not None
 
 
 def check_demands(demands: PrivacyDemands) -> None:

@@ -74,7 +74,9 @@ from fleetlearn_device.session.history import History, Outcome
 from fleetlearn_device.session.pause import Pause
 from fleetlearn_device.session.privacy_demands import (
     NO_DEMANDS,
+    NOISED_ONCE,
     PrivacyDemands,
+    is_noised,
     refusal,
     run_of,
 )
@@ -133,7 +135,8 @@ class Session:
     held: an update saved by an earlier process. algorithms: those that the device can do beside
     ``plain``. exchanges: the kinds of questions that it can answer. trusted: the device's keys,
     where it does only what one of them signed. demands: its owner's. took_part: run -> how many
-    updates the device made in it.
+    updates the device made in it. was_made: task -> whether the device made its
+    update already.
     """
 
     def __init__(
@@ -150,6 +153,7 @@ class Session:
         until_finished: bool = False,
         demands: PrivacyDemands = NO_DEMANDS,
         took_part: Callable[[str], int] = lambda run: 0,
+        was_made: Callable[[str], bool] = lambda task: False,
     ) -> None:
         self.device, self.examples, self.runtime, self.software = (
             device,
@@ -159,7 +163,7 @@ class Session:
         )
         self.algorithms, self.exchanges, self.trusted = algorithms, exchanges, trusted
         self.until_finished = until_finished
-        self.demands, self._took_part = demands, took_part
+        self.demands, self._took_part, self._was_made = demands, took_part, was_made
         self.link: Link = Offline()
         self.work: Work = Idle() if held is None else Holding(held, reported_again=False)
         self.running_task_id: str | None = None
@@ -609,6 +613,8 @@ class Session:
         lacking = refusal(self.demands, task, self.took_part(task.task))
         if lacking is None:
             lacking = unsupported(task, self.algorithms, self.exchanges)
+        if lacking is None and is_noised(task) and self._was_made(task.task):
+            lacking = NOISED_ONCE
         note = Note(text, event="task-given")
         if lacking is not None:
             return [*commands, note, *self._fail_task(self.work, "unsupported", lacking)]

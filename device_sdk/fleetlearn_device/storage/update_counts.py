@@ -23,6 +23,8 @@ class CountsFile(msgspec.Struct, frozen=True):
 
     updates: dict[str, int]
     """Run -> updates."""
+    last: str = ""
+    """The task of the last update."""
 
 
 class UpdateCounts:
@@ -32,10 +34,10 @@ class UpdateCounts:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._damage = ""
-        self._updates: dict[str, int] = {}
+        self._counted = CountsFile({})
         with os_errors_as_state_errors(path):
             try:
-                self._updates = dict(read_checked_json(path.read_bytes(), CountsFile).updates)
+                self._counted = read_checked_json(path.read_bytes(), CountsFile)
             except FileNotFoundError:
                 pass
             except msgspec.DecodeError as error:
@@ -55,11 +57,15 @@ class UpdateCounts:
 
     def of(self, run: str) -> int:
         """Return how many updates the device made in a run."""
-        return self._updates.get(run, 0)
+        return self._counted.updates.get(run, 0)
 
-    def add(self, run: str) -> None:
-        """Count an update durably."""
-        updates = {**self._updates, run: self.of(run) + 1}
+    def is_last(self, task_id: str) -> bool:
+        """Return whether the last update was of this task."""
+        return self._counted.last == task_id
+
+    def add(self, run: str, task_id: str) -> None:
+        """Count a task's update durably."""
+        counted = CountsFile({**self._counted.updates, run: self.of(run) + 1}, task_id)
         with os_errors_as_state_errors(self._path):
-            write_durably(self._path, checked_json(CountsFile(updates)))
-        self._updates = updates
+            write_durably(self._path, checked_json(counted))
+        self._counted = counted

@@ -119,3 +119,20 @@ def test_the_session_takes_part_as_often_as_its_owner_allows() -> None:
     assert isinstance(failed, Failed)
     assert failed.code == "unsupported"
     assert "its owner allows 3" in failed.text
+
+
+def test_an_update_with_its_own_noise_is_made_once() -> None:
+    """It was made and is lost, such as on a damaged disk. Without noise it is made again."""
+    noised = msgspec.structs.replace(PRIVATE, local_noise=0.5)
+    for task, given_back in ((noised, True), (PRIVATE, False)):
+        session = Session("dev", 7, was_made=lambda name: name == "5eed-4-1")
+        session.connected(0.0)
+        hear(session, Welcome("c", 10.0, 8))
+        sent = hear(session, task)
+        assert len(sent) == given_back
+        if given_back:
+            assert "made an update with its own noise for this task already" in sent[0].text
+    session = Session("dev", 7, was_made=lambda name: name == "5eed-4-1")
+    session.connected(0.0)
+    hear(session, Welcome("c", 10.0, 8))
+    assert hear(session, msgspec.structs.replace(noised, task="5eed-4-2")) == []
