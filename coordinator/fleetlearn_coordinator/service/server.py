@@ -193,6 +193,8 @@ class RunServer:
     def join(self, check_in: CheckIn, now: float) -> None:
         device, held, now = check_in.device, check_in.held, self.clock.read(now)
         self.run.observers.tell([DeviceJoined(check_in)])
+        if held is not None:
+            self.run.budget.look_at_held(held, self.engine.round)
         if self._lacks(check_in):  # it stays connected, for another plan
             if device not in self._idle:  # its connection before this one may have been able
                 self._part_from(device)

@@ -56,9 +56,9 @@ class Status(msgspec.Struct, frozen=True):
     finished: str | None
     """Why training is over, or None."""
     finished_by: dict[str, Any] | None
-    """The stop rule that is met: rule (``rounds``, ``epsilon`` or ``metric``), value, limit,
-    metric, reason, and for a metric the version of the model that was measured. None while training
-    is not over, or where an earlier version of fleetlearn was the last to run it."""
+    """The stop rule that is met: rule (``rounds``, ``epsilon``, ``metric`` or ``privacy budget``),
+    value, limit, metric, reason, and for a metric the version of the model that was measured. None
+    while training is not over, or where an earlier version of fleetlearn was the last to run it."""
     live: dict[str, Any]
     """The coordinator's last look at itself: time, phase, round, connected, leases, accepted,
     ..."""

@@ -20,7 +20,7 @@ from fleetlearn_coordinator.service.monitoring.gauges import run_gauges
 from fleetlearn_coordinator.service.recorded_runs import recorded_runs
 from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_coordinator.service.views.run_views import RunPlace, run_view
-from fleetlearn_protocol.messages import PrivacyNote
+from fleetlearn_protocol.messages import Held, PrivacyNote
 from jsonschema import validate
 from peers import PlanMaker, fleet, update_of
 
@@ -137,3 +137,31 @@ def test_a_run_that_is_not_private_shows_nothing_of_it(make_plan: PlanMaker) -> 
     assert not any(
         name.startswith("privacy") for name in RunResults.load(plan.data_dir).round_rows[0]
     )
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_data_directory_that_was_set_back_is_warned_of_once(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture, private: bool
+) -> None:
+    plan = make_plan("dp-fedavg", **PRIVATE) if private else make_plan(round__goal=1)
+
+    async def test() -> None:
+        async with fleet(plan) as (server, join):
+            prefix = f"{server.run.store.run}-"
+            for name, task, number in (
+                ("a", f"{prefix}1-0", 1),  # a round that may be here
+                ("b", "other-9-0", 9),  # of another run
+                ("c", f"{prefix}7-0", 7),
+                ("d", f"{prefix}8-0", 8),
+            ):
+                server.engine.round = 2
+                await join(name, held=Held(task, number))
+                await asyncio.sleep(0)
+            await (await join("e")).connection.ping()
+
+    asyncio.run(test())
+    warned = [text for text in caplog.messages if "this data directory was set back" in text]
+    assert len(warned) == private
+    if private:
+        assert warned[0].startswith("a device has an update for round 7 of this private run, whose")
+        assert f"count-releases {plan.data_dir} NUMBER" in warned[0]

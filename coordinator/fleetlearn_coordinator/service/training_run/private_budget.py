@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.messages import Held
 
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
@@ -25,6 +26,7 @@ from fleetlearn_coordinator.plan.privacy_budget import account_of, budget_of, di
 from fleetlearn_coordinator.privacy.budget import PrivacyAccount, make_account
 from fleetlearn_coordinator.rounds.settings import ReleaseBudget
 from fleetlearn_coordinator.service.backup_contents import is_path
+from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.training_run.saved_privacy import end_noise
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
@@ -70,6 +72,8 @@ class PrivateBudget:
         self.audit: AuditPrivacy | None = None
         """None while it is not known."""
         self._store, self._log = store, log
+        self._is_old = False
+        """Whether a device knows of rounds that this data directory does not."""
         self._to_log = _to_log(store.ledger)
         before = read_account(store.ledger.get(PRIVACY))
         if plan.privacy is None or rules is None:
@@ -108,6 +112,25 @@ class PrivateBudget:
             return []
         self.account = self.account.after_abandoned()
         return [account_row(self.account)]
+
+    def look_at_held(self, held: Held, newest_round: int) -> None:
+        """Warn, once, where a device has an update for a round that is not known here: the data
+        directory is older than what the run has released, such as after a file system was set back.
+        Only a warning, since a device may say anything."""
+        of_this_run = held.task.startswith(f"{self._store.run}-")
+        if self.account is None or not of_this_run or held.round <= newest_round or self._is_old:
+            return
+        self._is_old = True
+        self._log.warning(
+            "a device has an update for round %d of this private run, whose newest round here is "
+            "%d: this data directory was set back to an earlier state, or is a copy. What the run "
+            "released since counts towards epsilon. Unless that was counted already, stop the run "
+            "and count it: `fleetlearn-coordinator count-releases %s NUMBER`",
+            held.round,
+            newest_round,
+            self._store.storage.where,
+            extra=said("privacy-set-back", round=held.round, newest=newest_round),
+        )
 
     def log_changes(self) -> None:
         """Let the audit log have the changes of [privacy] that it does not have yet: the process
