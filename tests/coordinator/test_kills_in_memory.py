@@ -257,3 +257,40 @@ def test_the_coordinator_killed_in_a_roll_back_changes_nothing(
     kill_at(monkeypatch, in_memory(ROLL_BACK[name]), 1, storage_of(plan))
     assert asyncio.run(train(plan))[0] == 1
     assert rolled_back(plan) == undisturbed_roll_back
+
+
+PRIVATE = {
+    "privacy__noise": 1.0, "privacy__delta": 1e-6, "privacy__population": 100, "privacy__clip": 1.0,
+    "privacy__separation": 2, "privacy__participations": 2, "round__goal": 2, "round__minimum": 2,
+    "round__gather": 0.0,
+}  # fmt: skip
+COUNTED = {
+    "an update is recorded but not acknowledged": True,
+    "the new model is in its place but not recorded": False,
+    "the new model is half recorded": False,
+    "a round is recorded and the engine not told": True,
+    "a round is recorded and nobody told": False,
+}
+"""Point of a private run -> whether the usual tests try it with a store that is not slow."""
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        pytest.param(name, scheme, marks=() if usual and scheme == SCHEME else pytest.mark.slow)
+        for name, usual in COUNTED.items()
+        for scheme in (SCHEME, SLOW_SCHEME)
+    ],
+)
+def test_a_private_run_that_is_killed_counts_each_participation_once(
+    bundle_path: Path, name: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two devices take part in a release, and the other two in the next one."""
+    plan = plan_of(f"{scheme}://run", bundle_path, **PRIVATE)
+    has_died = kill_at(monkeypatch, in_memory(POINTS[name]), 2, storage_of(plan))
+    assert asyncio.run(train(plan))[0] == 1
+    assert has_died()
+    tables = storage_of(plan).contents.tables
+    assert tables is not None
+    rows = sorted((row.last, row.times) for row in tables.participations.values())
+    assert rows == [(2, 1), (2, 1), (3, 2), (3, 2)]
