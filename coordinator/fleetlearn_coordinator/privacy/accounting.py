@@ -27,6 +27,8 @@ from fleetlearn_coordinator.aggregation.privacy.rules import Mechanism
 
 MOST_NOISE = 1e6
 """The largest noise multiplier, as in a plan."""
+NOISE_DIGITS = 9
+"""Significant digits of a noise multiplier that is computed."""
 FINE, MIDDLE, COARSE = 1e-4, 1e-3, 1e-2
 """Steps in which losses of privacy are counted."""
 FINE_NOISE = 0.4
@@ -98,16 +100,21 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def noise_for(epsilon: float, delta: float, sensitivity: float) -> float:
-    """Return the least noise multiplier with which a Gaussian mechanism of this sensitivity is
-    within ``epsilon`` at ``delta``. Raises PrivacyError without the extra, and where it would be
-    more than MOST_NOISE."""
+    """Return the least noise multiplier of NOISE_DIGITS digits with which a Gaussian mechanism of
+    this sensitivity is within ``epsilon`` at ``delta``. Raises PrivacyError without the extra, and
+    where it would be more than MOST_NOISE.
+
+    A run whose plan states a budget computes its noise at each start. With all digits, another
+    version of SciPy could find another noise, and the run would take that for a changed plan."""
     accounting = need_accounting()
     with np.errstate(all="ignore"):
         noise = sensitivity * float(accounting.get_sigma_gaussian(epsilon, delta))
+    step = 10.0 ** (math.floor(math.log10(noise)) + 1 - NOISE_DIGITS)
+    steps = math.ceil(noise / step)
     # The search ends within 1e-12 of the noise, maybe below it.
-    while noise <= MOST_NOISE and gaussian_epsilon(sensitivity / noise, delta) > epsilon:
-        noise *= 1 + 1e-13
-    return _found(noise, epsilon, delta)
+    while gaussian_epsilon(sensitivity / (steps * step), delta) > epsilon:
+        steps += 1
+    return _found(steps * step, epsilon, delta)
 
 
 @lru_cache(maxsize=256)

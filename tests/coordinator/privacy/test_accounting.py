@@ -32,7 +32,22 @@ def test_no_loss_is_epsilon_0() -> None:
 def test_the_noise_for_an_epsilon_is_the_least(epsilon: float, moved: float) -> None:
     noise = noise_for(epsilon, 1e-6, moved)
     assert gaussian_epsilon(moved / noise, 1e-6) <= epsilon
-    assert gaussian_epsilon(moved / (noise * (1 - 1e-9)), 1e-6) > epsilon
+    assert gaussian_epsilon(moved / (noise * (1 - 2e-8)), 1e-6) > epsilon
+    assert float(f"{noise:.8e}") == pytest.approx(noise, rel=1e-15), "nine digits"
+
+
+def test_a_search_that_ends_a_little_elsewhere_finds_the_same_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as that of another version of SciPy."""
+    expected, search = noise_for(3.7, 1e-6, 5.0), dp_accounting.get_sigma_gaussian
+    for away in (-1e-12, 1e-12):
+        noise_for.cache_clear()
+        monkeypatch.setattr(
+            dp_accounting, "get_sigma_gaussian", lambda *given, away=away: search(*given) + away
+        )
+        assert noise_for(3.7, 1e-6, 5.0) == expected
+    noise_for.cache_clear()
 
 
 @pytest.mark.parametrize(
