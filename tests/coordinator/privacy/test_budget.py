@@ -15,7 +15,7 @@ from fleetlearn_coordinator.privacy.budget import (
     releases_left,
     spent,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 DELTA = 1e-6
@@ -108,7 +108,8 @@ PARAMETERS = st.builds(
 EVENTS = st.one_of(st.sampled_from(["release", "abandon", "restart"]), PARAMETERS)
 
 
-@given(st.lists(EVENTS, max_size=30))
+@settings(max_examples=40)
+@given(st.lists(EVENTS, max_size=20))
 def test_what_is_spent_never_falls(happened: list[Any]) -> None:
     """Whatever the order of releases, abandoned rounds, restarts and changed plans. A roll back
     changes nothing."""
@@ -128,13 +129,14 @@ def test_what_is_spent_never_falls(happened: list[Any]) -> None:
                 account = make_account(segments, account.budget, account.delta)
         accounts.append(account)
         assert account.releases == releases
-        assert account == make_account(account.segments, account.budget, account.delta)
+    assert account == make_account(account.segments, account.budget, account.delta)
     for earlier, later in pairwise(accounts):
         assert later.epsilon >= earlier.epsilon - 1e-9
         assert later.rounds >= earlier.rounds
 
 
-@given(st.lists(PARAMETERS, min_size=1, max_size=3), st.floats(0.1, 10.0), st.integers(1, 60))
+@settings(max_examples=40)
+@given(st.lists(PARAMETERS, min_size=1, max_size=3), st.floats(0.1, 10.0), st.integers(1, 30))
 def test_releases_left_are_all_that_fit(
     parameters: list[Segment], epsilon: float, most: int
 ) -> None:
