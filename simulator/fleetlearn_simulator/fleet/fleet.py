@@ -30,6 +30,7 @@ from fleetlearn_coordinator.rounds.commands import (
 )
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
+from fleetlearn_coordinator.rounds.waiting_words import waits_for
 from fleetlearn_coordinator.service.observers import (
     ExchangeSummarised,
     Observer,
@@ -155,8 +156,12 @@ class Fleet:
         due = self.events.heap[0].time if self.events.heap else inf
         if min(due, self.next_tick) > self.coordinator.last_end + MAX_SECONDS_WITHOUT_ROUND:
             without = len(self.connections.without_examples)
-            why = f", and {without} of those that were drawn have no examples" if without else ""
-            self.finished = f"no round began for a year: too few devices are online at a time{why}"
+            why = "too few devices are online at a time"
+            if self.engine.selection.limited:
+                why = waits_for(self.engine, self.now)
+            if without:
+                why = f"{why}, and {without} of those that were drawn have no examples"
+            self.finished = f"no round began for a year: {why}"
         elif due <= self.next_tick:
             event = self.events.pop()
             HANDLERS[event.kind](self, event)

@@ -703,6 +703,46 @@ async def test_a_run_is_rolled_back_with_its_devices_connected(folder: Path) -> 
 
 
 @run_async
+async def test_a_private_run_ends_at_its_budget_and_a_change_of_it_is_in_the_audit_log(
+    folder: Path,
+) -> None:
+    private = {
+        "recipe": "dp-fedavg",
+        "privacy__noise": 4.0,
+        "privacy__epsilon": 1.6,
+        "privacy__delta": 1e-6,
+        "privacy__population": 100,
+        "privacy__clip": 1.0,
+    }
+    identities = Identities(folder / "identities")
+    async with several(folder) as host:
+        host.hosted._identities = identities
+        server = await host.add("a", **private)
+        await host.add("b", round__goal=9, round__minimum=9)
+        peer = await host.join("d")
+        for _ in range(2):
+            await peer.do_round(UPDATE, evaluation=None)
+        await settled(peer)
+        assert server.run.finished is not None
+        assert "the privacy budget is spent: epsilon 1.54 of 1.6 after 2" in server.run.finished
+        await host.want("a", "stopped")
+        text = (folder / "a.toml").read_text()
+        (folder / "a.toml").write_text(text.replace("epsilon = 1.6", "epsilon = 2.3"))
+        await host.want("a", "running")
+        assert host.server("a").run.finished is None
+        (row,) = [row for row in identities.events() if row.what == "privacy changed"]
+        assert row.about["run"] == "a"
+        assert row.about["change"].startswith("epsilon 1.6 at delta 1e-06 (gaussian, noise 4, ")
+        await host.want("a", "stopped")
+        without = text[: text.index("[privacy]")].replace("dp-fedavg", "fedavg")
+        (folder / "a.toml").write_text(without)
+        await host.want("a", "running")
+        assert "has made 2 releases under [privacy]" in host.row("a").failed
+        assert [name for name, _ in host.hosted.servers()] == ["b"], "the others go on"
+    identities.close()
+
+
+@run_async
 async def test_a_version_that_is_asked_for_is_kept_however_many_rounds_come_first(
     folder: Path,
 ) -> None:

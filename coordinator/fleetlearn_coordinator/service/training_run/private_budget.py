@@ -78,7 +78,10 @@ class PrivateBudget:
         before = read_account(store.ledger.get(PRIVACY))
         if plan.privacy is None or rules is None:
             if before is not None:
-                raise PlanError(Code.BAD_MESSAGE, _taken_away(plan, before))
+                _refuse_copy(store, before)
+                if before.rounds:
+                    raise PlanError(Code.BAD_MESSAGE, _taken_away(plan, before))
+                self.rows = [Metadata(PRIVACY, None)]  # nothing was released: nothing is promised
             return
         if before is None and store.ledger.last_committed() is not None:
             raise PlanError(Code.BAD_MESSAGE, _too_late(plan, store.ledger))

@@ -218,6 +218,20 @@ def test_privacy_cannot_be_taken_away(make_plan: PlanMaker) -> None:
     assert account_in(make_plan(**PRIVATE)).releases == 2
 
 
+def test_privacy_may_be_taken_away_before_the_first_release(
+    make_plan: PlanMaker, tmp_path: Path
+) -> None:
+    plan, plain = make_plan(**PRIVATE), make_plan(round__goal=1)
+    Fleet(plan).store.close()
+    copied = copy_of(plan, tmp_path / "copy")
+    Fleet(plain).store.close()
+    with find_storage(plan.data_dir).read_ledger() as ledger:
+        assert ledger.metadata().get(PRIVACY) is None
+    # The original of a copy may have released something since.
+    with pytest.raises(StoreError, match="copy was restored from a backup, with 0 releases"):
+        Fleet(in_place(plain, Path(copied.data_dir)))
+
+
 def test_privacy_cannot_come_too_late(make_plan: PlanMaker) -> None:
     fleet = Fleet(make_plan(round__goal=1))
     release(fleet)
