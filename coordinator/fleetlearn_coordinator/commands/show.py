@@ -128,15 +128,18 @@ def run_lines(run: RunView, now: float) -> list[str]:
     if run.last_model is not None and run.version:
         lines.append(_pace(run, now))
     if run.privacy is not None:
-        lines.append(f"privacy: {privacy_words(run.privacy)}")
+        rounds = run.stop.get("rounds")
+        to_go = None if rounds is None else max(0, rounds - run.version)
+        lines.append(f"privacy: {privacy_words(run.privacy, to_go)}")
     return lines
 
 
-def privacy_words(spent: PrivacySpent) -> str:
+def privacy_words(spent: PrivacySpent, to_go: int | None) -> str:
     """Return what a private run has spent, such as ``epsilon 3.1 of 8 (delta 1e-06), 120 releases,
-    310 left``."""
+    310 left``. ``to_go``: rounds until stop.rounds; None: not known."""
     of = "" if spent.budget is None else f" of {spent.budget:g}"
-    left = "" if spent.left is None else f", {spent.left} left"
+    known = [count for count in (spent.left, to_go) if count is not None]
+    left = f", {min(known)} left" if known else ""
     releases = many(spent.releases, "release")
     return f"epsilon {spent.epsilon:.3g}{of} (delta {spent.delta:g}), {releases}{left}"
 

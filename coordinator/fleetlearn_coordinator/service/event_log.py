@@ -123,15 +123,18 @@ class EventLog:
             known = said("round-abandoned", round=number, why=event.why, **shown)
             self._log.warning("round %d abandoned: %s; %s", number, event.why, found, extra=known)
         if "privacy" in event.summary:
-            self._say_privacy(event.summary["privacy"])
+            to_go = max(0, self._plan.stop.rounds - event.version)
+            self._say_privacy(event.summary["privacy"], to_go)
 
-    def _say_privacy(self, spent: Mapping[str, Any]) -> None:
-        """Say what a private run has spent with a release, and warn when that is nearly all."""
+    def _say_privacy(self, spent: Mapping[str, Any], to_go: int) -> None:
+        """Say what a private run has spent with a release, and warn when that is nearly all.
+        ``to_go``: rounds until stop.rounds."""
         release, epsilon, delta = spent["release"], spent["epsilon"], spent["delta"]
-        budget, left = spent["of"], spent["left"]
+        budget = spent["of"]
+        left = to_go if spent["left"] is None else min(to_go, spent["left"])
         text = "privacy: epsilon %.3g%s at delta %g after %d release%s%s"
         of = "" if budget is None else f" of {budget:g}"
-        more = "" if left is None else f", {left} left"
+        more = f", {left} left"
         known = said(
             "privacy-spent", release=release, epsilon=epsilon, delta=delta, of=budget, left=left
         )

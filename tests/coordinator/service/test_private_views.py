@@ -97,7 +97,8 @@ def test_a_private_run_is_seen_everywhere(
     assert found["notes"][2].spent == pytest.approx(1.54, abs=0.01)
     # in words
     words = "epsilon 1.93 of 2.3 (delta 1e-06), 3 releases, 1 left"
-    assert privacy_words(view.privacy) == words
+    assert privacy_words(view.privacy, 100) == privacy_words(view.privacy, None) == words
+    assert privacy_words(view.privacy, 0).endswith(", 0 left"), "stop.rounds ends it earlier"
     assert f"privacy: {words}" in run_lines(view, time.time())
     table = rounds_table(view.rounds, time.time(), 200)
     (column,) = (each for each in table.columns if each.header == "epsilon")
@@ -117,10 +118,14 @@ def test_a_private_run_is_seen_everywhere(
 def test_a_run_without_a_budget_says_so(make_plan: PlanMaker) -> None:
     plan = make_plan("dp-fedavg", **PRIVATE)
     found = train(plan, 1)
-    assert {*found["gauges"]} == {"epsilon", "releases"}
+    left = found["gauges"]["releases_left"]
+    assert {*found["gauges"]} == {"epsilon", "releases", "releases_left"}
+    assert left == plan.stop.rounds - 1
     view = run_view(RunPlace("test", plan.data_dir))
     assert view.privacy is not None
-    assert privacy_words(view.privacy) == "epsilon 1.06 (delta 1e-06), 1 release"
+    assert privacy_words(view.privacy, None) == "epsilon 1.06 (delta 1e-06), 1 release"
+    words = "privacy: epsilon 1.06 (delta 1e-06), 1 release, 999 left"
+    assert words in run_lines(view, time.time())
 
 
 def test_a_run_that_is_not_private_shows_nothing_of_it(make_plan: PlanMaker) -> None:

@@ -197,7 +197,10 @@ function privacy() {
     if (!found) return;
     const { epsilon, budget, delta, releases, left } = found;
     const of = budget === null ? "" : ` of ${figure(budget)}`;
-    const more = left === null ? "" : `, ${count(left)} left`;
+    const rounds = run.about?.rounds;
+    const toGo = rounds ? Math.max(0, rounds - run.version) : Infinity;
+    const most = Math.min(left ?? Infinity, toGo);
+    const more = Number.isFinite(most) ? `, ${count(most)} left` : "";
     spent.draw(`Epsilon ${figure(epsilon)}${of} (delta ${delta.toExponential()})`, `${plural(releases, "release")}${more}`, [budget === null ? 0 : epsilon / budget]);
     say(words, budget === null ? "The plan states no budget: the run ends by its other rules." : "The run finishes before the release that would go past its budget.");
   }

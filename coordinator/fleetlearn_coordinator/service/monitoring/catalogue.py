@@ -93,7 +93,7 @@ CATALOGUE: tuple[MetricSpec, ...] = (
     MetricSpec("fleetlearn_privacy_releases", "gauge", RUN, "Models released, in all."),
     MetricSpec(
         "fleetlearn_privacy_releases_left", "gauge", RUN,
-        "How many more releases are within the budget. Absent where any number is.",
+        "How many more releases are within the budget and stop.rounds.",
     ),
     # devices and their tasks
     MetricSpec("fleetlearn_devices_connected", "gauge", RUN, "Devices that may serve the run."),

@@ -32,7 +32,8 @@ def run_gauges(run: str, server: RunServer, live: dict[str, Any]) -> Iterator[tu
     }
     for name, value in single.items():
         yield f"fleetlearn_{name}", Sample((run,), float(value))
-    for name, value in _privacy(server.run.budget.account).items():
+    to_go = max(0, server.run.plan.stop.rounds - engine.version)
+    for name, value in _privacy(server.run.budget.account, to_go).items():
         yield f"fleetlearn_privacy_{name}", Sample((run,), float(value))
     moving = live["uploading"] + live["queued"]
     states = {
@@ -49,15 +50,14 @@ def run_gauges(run: str, server: RunServer, live: dict[str, Any]) -> Iterator[tu
     yield "fleetlearn_devices_present_ratio", Sample((run,), present / most if most else 1.0)
 
 
-def _privacy(account: PrivacyAccount | None) -> dict[str, float]:
-    """Return what is known of a private run's budget."""
+def _privacy(account: PrivacyAccount | None, to_go: int) -> dict[str, float]:
+    """Return what is known of a private run's budget. ``to_go``: rounds until stop.rounds."""
     if account is None:
         return {}
     found = {"epsilon": account.epsilon, "releases": account.releases}
+    found["releases_left"] = to_go if account.left is None else min(to_go, account.left)
     if account.budget is not None:
         found |= {"budget": account.budget, "spent_ratio": account.epsilon / account.budget}
-    if account.left is not None:
-        found["releases_left"] = account.left
     return found
 
 
