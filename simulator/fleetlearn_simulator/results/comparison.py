@@ -17,7 +17,7 @@ from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.results import html_page as page
 from fleetlearn_simulator.results.html_page import ABSENT, COLOURS, Chart, PagePart, chart, numbers
 from fleetlearn_simulator.results.loaded_run import Floats, LoadedRun, thinned, traffic
-from fleetlearn_simulator.results.private_runs import spent_last
+from fleetlearn_simulator.results.private_runs import nothing_measured, spent_last
 from fleetlearn_simulator.results.run_groups import Group, kinds_of, read_groups
 from fleetlearn_simulator.results.run_statistics import (
     Participation,
@@ -258,8 +258,11 @@ def _parts(groups: list[Group], target: Target | None) -> Iterator[PagePart]:
         if not title and several:
             yield PagePart("note", SEEDS)
     yield PagePart("section", "Metrics")
-    yield PagePart("switch")
-    yield PagePart("charts", _metrics(groups, target))
+    if measured := _metrics(groups, target):
+        yield PagePart("switch")
+        yield PagePart("charts", measured)
+    else:
+        yield PagePart("text", nothing_measured(_has_private(groups)))
     yield PagePart("section", "Work")
     work = [
         _bars(groups, "Tasks lost", lambda run: 100 * lost_share(run), "per cent of the tasks"),

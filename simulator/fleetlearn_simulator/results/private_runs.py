@@ -14,6 +14,12 @@ NOT_RELEASED = "; the simulator's own, not released"
 """Follows what the simulator measures of a private run's models on data that it keeps back."""
 
 
+def nothing_measured(private: bool) -> str:
+    """Return what stands in the place of charts of metrics, where there are none."""
+    why = " A private run shows nothing of what its devices measure." if private else ""
+    return f"Nothing was measured.{why}"
+
+
 def privacy_words(spent: Mapping[str, Any]) -> str:
     """Return what a run has spent. ``spent``: the ``privacy`` of a round's summary."""
     of = "" if spent.get("of") is None else f" of {spent['of']:g}"

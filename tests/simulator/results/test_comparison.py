@@ -250,3 +250,14 @@ def test_in_a_browser(sweep: Path, tmp_path: Path) -> None:
         ["kB", 1],
         ["share of the accepted reports / share of the population", 2],
     ]
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_runs_of_which_nothing_was_measured_have_a_sentence_in_place_of_charts(
+    tmp_path: Path, private: bool
+) -> None:
+    spent = {"privacy": {"release": 1, "epsilon": 0.5, "delta": 1e-6, "clip": 1.0}}
+    bare = write_rows(tmp_path / "run", [row(1, **(spent if private else {}))])
+    text = write_comparison([bare], tmp_path / "page.html").read_text("utf-8")
+    assert "Nothing was measured." in text
+    assert ("A private run shows nothing of what its devices measure." in text) == private
