@@ -422,7 +422,8 @@ def test_an_update_with_its_own_noise_that_was_lost_is_not_made_again(
             assert (report.examples, report.loss) == (1, 0.0)
             await line.take_upload(report, bytes_=512)
         (update,) = (tmp_path / "pending").glob("*.bin")
-        update.write_bytes(update.read_bytes()[:-1] + b"?")
+        content = update.read_bytes()
+        update.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         async with pair(served, data, tmp_path) as (coordinator, _):
             line = await coordinator.line()
             assert (await line.check_in()).held is None
