@@ -140,6 +140,7 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
             ),
             separation=0 if self.privacy is None else self.privacy.separation,
             participations=None if self.privacy is None else self.privacy.participations,
+            one_task=self.privacy is not None and self.privacy.mechanism == "local",
         )
 
     @property

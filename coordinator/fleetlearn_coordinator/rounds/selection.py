@@ -316,7 +316,9 @@ class Selection:
                 break
             if not self.may_take_part(device):
                 continue
-            if device in lost or self._may_try_again(device, round):
+            if device in lost or (
+                not self.settings.one_task and self._may_try_again(device, round)
+            ):
                 chosen.append(device)
                 self.again.discard(device)
                 self.resting.discard(device)

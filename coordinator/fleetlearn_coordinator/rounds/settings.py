@@ -108,6 +108,10 @@ class Settings(NamedTuple):
     devices take part at any time."""
     participations: int | None = None
     """Most participations of a device, where there is a ``separation``. None: any number."""
+    one_task: bool = False
+    """Whether a device has one task in a round at most, whatever becomes of it: where devices add
+    the noise of a private run, each update that is sent tells something. Only where rounds are
+    synchronous and discard late updates."""
 
     @property
     def limits_participation(self) -> bool:

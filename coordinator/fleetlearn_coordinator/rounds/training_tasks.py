@@ -131,6 +131,8 @@ class TrainingTasks:
             selection.go_on(device for _, device in given)
         ended = self._unforgiven()
         selection.failures.update(ended)
+        if self.settings.one_task:
+            ended = [device for device, _ in book.dropped.values()]
         selection.had_turn = {*ended, *(() if self.settings.asynchronous else book.tasks)}
         selection.end_turns(list(book.accepted.values()))
 
@@ -294,7 +296,7 @@ class TrainingTasks:
         """End the task of a device that failed, stops or pauses. One that stops or pauses is given
         nothing more until it checks in again, in this round or later."""
         ended = self.drop(device, cause, round)
-        if cause in GIVEN_BACK:
+        if cause in GIVEN_BACK and not self.settings.one_task:
             self.selection.had_turn.discard(device)
             del self.selection.failures[device]
             self.selection.resting.discard(device)

@@ -686,6 +686,13 @@ def test_what_an_asynchronous_plan_gives_the_engine() -> None:
     assert not settings.outlive
 
 
+def test_where_devices_add_their_noise_each_has_one_task_in_a_round() -> None:
+    private = f"{SMALL}{PRIVATE}mechanism = "
+    assert parse(f'{private}"local"').engine_settings(15.0).one_task
+    assert not parse(f'{private}"gaussian"').engine_settings(15.0).one_task
+    assert not parse(SMALL).engine_settings(15.0).one_task
+
+
 def test_what_pace_steering_gives_the_engine() -> None:
     assert parse(SMALL).engine_settings(15.0).pace is None
     settings = parse(f"{SMALL}[pace]\nconnected = 6\nlongest = 60.0").engine_settings(15.0)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fleetlearn_coordinator.rounds.commands import Assign
+from fleetlearn_coordinator.rounds.commands import PAUSED, STOPPED, Assign
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Settings
+from fleetlearn_coordinator.rounds.training_tasks import Restored
 
 SETTINGS = Settings(goal=2, cohort=2, minimum=1, deadline=60.0, grace=5.0, gather=4.0, seed=7)
 
@@ -63,3 +64,51 @@ def test_a_device_that_waits_and_announces_its_lost_task_is_given_no_second() ->
     again = engine.committed(14.0, change=1.0, metrics={})
     assert not any(isinstance(command, Assign) and command.device == "a" for command in again)
     assert engine.leases["a"] == task.task
+
+
+def one_task_each(cohort: int = 2) -> tuple[Engine, str]:
+    """Return an engine whose devices have one task in a round at most, and a's task in round 1,
+    which needs both devices."""
+    engine = Engine(SETTINGS._replace(minimum=2, cohort=cohort, one_task=True))
+    engine.check_in("a", None, 0.0)
+    engine.check_in("b", None, 0.0)
+    return engine, engine.leases["a"]
+
+
+def come_again(engine: Engine) -> list[str]:
+    """Let a's connection end and begin once more; return the tasks that it is told of."""
+    engine.disconnect("a", 2.0)
+    commands = engine.check_in("a", None, 3.0)
+    return [command.task for command in commands if isinstance(command, Assign)]
+
+
+@pytest.mark.parametrize("cause", ["rejected: out-of-range", "failed: diverged", PAUSED, STOPPED])
+def test_where_devices_add_noise_a_failed_task_is_the_only_one_of_its_round(cause: str) -> None:
+    engine, task = one_task_each()
+    engine.end("a", task, cause, 1.0)
+    assert come_again(engine) == []
+    restored = Restored(1, [(engine.leases["b"], "b", 0)], [], [(task, "a", cause)])
+    after = Engine(engine.settings, round=1)
+    after.restore(restored, 10.0)
+    assert come_again(after) == []  # a restart forgets nothing of it
+    engine.tick(60.0)
+    assert engine.round == 2
+    assert "a" in engine.leases
+
+
+def test_where_devices_add_noise_a_lost_device_gets_its_own_task_back() -> None:
+    engine, task = one_task_each()
+    engine.disconnect("a", 1.0)
+    engine.tick(10.0)
+    assert "a" not in engine.leases
+    assert [each.task for each in engine.check_in("a", None, 11.0) if isinstance(each, Assign)] == [
+        task
+    ]
+
+
+def test_elsewhere_a_round_that_lacks_devices_tries_again() -> None:
+    engine = Engine(SETTINGS._replace(minimum=2))
+    engine.check_in("a", None, 0.0)
+    engine.check_in("b", None, 0.0)
+    engine.end("a", engine.leases["a"], "rejected: out-of-range", 1.0)
+    assert len(come_again(engine)) == 1

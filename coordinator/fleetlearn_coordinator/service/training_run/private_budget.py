@@ -24,6 +24,7 @@ from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.privacy_budget import account_of, budget_of, digest_of
 from fleetlearn_coordinator.privacy.budget import PrivacyAccount, make_account
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.settings import ReleaseBudget
 from fleetlearn_coordinator.service.backup_contents import is_path
 from fleetlearn_coordinator.service.json_log import said
@@ -83,8 +84,8 @@ class PrivateBudget:
                     raise PlanError(Code.BAD_MESSAGE, _taken_away(plan, before))
                 self.rows = [Metadata(PRIVACY, None)]  # nothing was released: nothing is promised
             return
-        if before is None and store.ledger.last_committed() is not None:
-            raise PlanError(Code.BAD_MESSAGE, _too_late(plan, store.ledger))
+        if before is None and (told := _told_before(store.ledger)):
+            raise PlanError(Code.BAD_MESSAGE, _too_late(plan, told))
         if before is not None:
             _refuse_copy(store, before)
             if before.is_local and before.segments[-1].rules != digest_of(rules):
@@ -174,13 +175,25 @@ def _taken_away(plan: Plan, before: PrivacyAccount) -> str:
     )
 
 
-def _too_late(plan: Plan, ledger: Ledger) -> str:
+def _told_before(ledger: Ledger) -> str:
+    """Return what a run without [privacy] has told of its devices, for people; empty if nothing. A
+    round tells what its devices measured, whether or not it comes to a model."""
     version, _ = ledger.newest_model() or (0, "")
+    if ledger.last_committed() is not None:
+        return f"has released models without it, up to version {version}"
+    if ledger.last_round():
+        return "has opened rounds without it, which show what their devices measured"
+    if ledger.last_series(EVALUATION) is not None:
+        return "has evaluated its model on devices without it"
+    return ""
+
+
+def _too_late(plan: Plan, told: str) -> str:
     return (
-        f"{plan.file}: the plan has [privacy], and the run has released models without it, up to "
-        f"version {version}. The promise is about all that a device does in the run: noise in "
-        "later models takes nothing back of what the first ones tell, so that no epsilon is true "
-        "of the run. Take [privacy] out again, or begin another run (another name and data_dir)"
+        f"{plan.file}: the plan has [privacy], and the run {told}. The promise is about all that a "
+        "device does in the run: noise in later models takes nothing back of what was told before, "
+        "so that no epsilon is true of the run. Take [privacy] out again, or begin another run "
+        "(another name and data_dir)"
     )
 
 

@@ -240,6 +240,19 @@ def test_privacy_cannot_come_too_late(make_plan: PlanMaker) -> None:
         Fleet(make_plan(**PRIVATE))
 
 
+def test_privacy_cannot_come_after_a_round_that_was_abandoned(make_plan: PlanMaker) -> None:
+    """Its summary shows what the devices measured."""
+    fleet = Fleet(make_plan(round__goal=2, round__minimum=2))
+    task, _ = leases(fleet.check_in("a", "b"))
+    fleet.report(task, update_of(0.1))
+    fleet.carry_out(fleet.run.engine.tick(fleet.run.engine.deadline))
+    (row,) = read_status(fleet.run.plan.data_dir).rounds
+    assert (row.outcome, "loss" in row.summary["metrics"]) == ("abandoned", True)
+    fleet.store.close()
+    with pytest.raises(PlanError, match=r"has opened rounds without it, which show what"):
+        Fleet(make_plan(**PRIVATE))
+
+
 def test_privacy_may_come_before_the_first_release(make_plan: PlanMaker) -> None:
     Fleet(make_plan(round__goal=1)).store.close()
     fleet = Fleet(make_plan(**PRIVATE))
