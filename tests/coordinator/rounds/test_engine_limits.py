@@ -363,13 +363,21 @@ class AnyOrder(RuleBasedStateMachine):
             self.connected.add(device)
             self.do(self.engine.check_in(device, None, self.now))
 
-    @rule(back=st.integers(1, 8))
-    @precondition(lambda self: self.given)
-    def check_in_with_work_done(self, back: int) -> None:
-        device, task, number = self.given[-back:][0]
+    def come_with_work_done(self, device: str, task: str, number: int) -> None:
         self.connected.add(device)
         self.do(self.engine.check_in(device, task, self.now))
         self.report_of(device, task, number)
+
+    @rule(back=st.integers(1, 8))
+    @precondition(lambda self: self.given)
+    def check_in_with_work_done(self, back: int) -> None:
+        self.come_with_work_done(*self.given[-back:][0])
+
+    @rule(back=st.integers(1, 3))
+    def check_in_with_the_work_of_a_lost_task(self, back: int) -> None:
+        lost = [task for task, row in self.ended.items() if row[1] == LOST]
+        for task in lost[-back:][:1]:
+            self.come_with_work_done(self.ended[task][0], task, self.engine.round_of(task))
 
     @rule(device=DEVICES)
     def disconnect(self, device: str) -> None:
@@ -493,6 +501,10 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def the_engine_counts_as_the_record_does(self) -> None:
         assert self.limits.release == self.releases + 1
+        assert self.limits.known == {
+            device: (own[-1], sum(each >= self.since for each in own))
+            for device, own in self.took_part.items()
+        }
         pending: defaultdict[str, list[int]] = defaultdict(list)
         for device, number in self.counted.values():
             pending[device].append(number)
