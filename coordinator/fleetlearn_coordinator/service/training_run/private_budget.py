@@ -278,7 +278,7 @@ def count_releases(
         if releases:
             *earlier, last = account.segments
             ended = msgspec.structs.replace(last.after(releases), rules="")
-            segments = [*earlier, ended, msgspec.structs.replace(last, releases=0)]
+            segments = [*earlier, ended, msgspec.structs.replace(last, releases=0, abandoned=0)]
             account = make_account(segments, account.budget, account.delta)
             rows += [account_row(account), *end_noise(ledger, account.releases)]
         ledger.write(rows)

@@ -41,7 +41,7 @@ class SpendingRuns(RuleBasedStateMachine):
         super().__init__()
         self.home = Path(tempfile.mkdtemp())
         self.bundle = write_test_bundle(self.home / "test.bundle")
-        self.data, self.copies = self.home / "run", 0
+        self.data, self.copies, self.ghosts = self.home / "run", 0, 0
         self.releases, self.abandoned, self.highest = 0, 0, 0.0
 
     def teardown(self) -> None:
@@ -91,10 +91,12 @@ class SpendingRuns(RuleBasedStateMachine):
     @precondition(lambda self: self.goes_on)
     @rule()
     def abandon(self) -> None:
-        self.fleet.check_in("a")
-        engine = self.fleet.run.engine
+        self.ghosts += 1  # one that is lost again and again is given no task any more
+        ghost, engine = f"ghost{self.ghosts}", self.fleet.run.engine
+        self.fleet.carry_out(engine.disconnect("a", 0.0))
+        self.fleet.check_in(ghost)
         if engine.phase is Phase.OPEN:
-            self.fleet.carry_out(engine.disconnect("a", 0.0))
+            self.fleet.carry_out(engine.disconnect(ghost, 0.0))
             self.fleet.carry_out(engine.tick(engine.deadline))
             self.abandoned += 1
 
