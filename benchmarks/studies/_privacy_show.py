@@ -15,6 +15,9 @@ from fleetlearn_simulator.results.html_page import COLOURS
 from matplotlib.figure import Figure
 
 NAMES = {"gaussian": "independent noise", "dp-ftrl": "BLT"}
+CLIPPED, NEITHER = "clipped", "neither"
+WITHOUT_NOISE = CLIPPED, NEITHER
+"""Kinds of runs without noise: with the clipping of the others, and without."""
 Results = Mapping[Any, Mapping[str, Any]]
 """Cell -> its figures."""
 
@@ -23,8 +26,6 @@ def accuracies(
     results: Results, data: str, cohort: int, epsilon: float, mechanism: str
 ) -> list[float]:
     """Return the accuracies of these runs in per cent, a seed after the other."""
-    if epsilon == inf:
-        mechanism = "gaussian"  # the one without noise
     return [
         100 * row["accuracy"]
         for cell, row in results.items()
@@ -35,19 +36,18 @@ def accuracies(
 
 def table(results: Results) -> str:
     """Return the accuracies as a Markdown table: mean ± standard deviation over seeds."""
-    epsilons = _kinds(results, "epsilon")
-    rows: list[Sequence[str]] = [
-        ("data", "cohort", "noise", *(f"epsilon {epsilon:g}" for epsilon in epsilons))
-    ]
+    epsilons = [epsilon for epsilon in _kinds(results, "epsilon") if epsilon < inf]
+    named = [f"epsilon {epsilon:g}" for epsilon in epsilons]
+    rows: list[Sequence[str]] = [("data", "cohort", "noise", *named, "clipped alone", "neither")]
     for data in _kinds(results, "data"):
         for cohort in _kinds(results, "cohort"):
-            for mechanism in _kinds(results, "mechanism"):
+            free = [accuracies(results, data, cohort, inf, kind) for kind in WITHOUT_NOISE]
+            for mechanism, name in NAMES.items():
                 cells = [
                     accuracies(results, data, cohort, epsilon, mechanism) for epsilon in epsilons
                 ]
                 if any(cells):
-                    name = NAMES[mechanism]
-                    rows.append((data, f"{cohort:,}", name, *map(_spread, cells)))
+                    rows.append((data, f"{cohort:,}", name, *map(_spread, [*cells, *free])))
     return measure.table(rows)
 
 
@@ -68,18 +68,21 @@ def draw(results: Results, file: Path) -> None:
     finite = [epsilon for epsilon in epsilons if epsilon < inf]
     with mpl.rc_context(STYLE | FILE):
         figure = Figure(figsize=(4.2 * len(sets), 3.4))
-        axes = figure.subplots(1, len(sets), squeeze=False, sharey=True)[0]
+        axes = figure.subplots(1, len(sets), squeeze=False)[0]
         for panel, data in zip(axes, sets, strict=True):
             for number, cohort in enumerate(_kinds(results, "cohort")):
                 colour = COLOURS[number]
-                for mechanism in _kinds(results, "mechanism"):
-                    rows = [
-                        accuracies(results, data, cohort, epsilon, mechanism) for epsilon in finite
+                for mechanism, name in NAMES.items():
+                    every = [
+                        (epsilon, accuracies(results, data, cohort, epsilon, mechanism))
+                        for epsilon in finite
                     ]
-                    if not all(rows):
+                    points = [(epsilon, row) for epsilon, row in every if row]
+                    if not points:
                         continue
+                    rows = [row for _, row in points]
                     panel.errorbar(
-                        finite,
+                        [epsilon for epsilon, _ in points],
                         [np.mean(row) for row in rows],
                         [np.std(row, ddof=1) if len(row) > 1 else 0.0 for row in rows],
                         color=colour,
@@ -87,9 +90,9 @@ def draw(results: Results, file: Path) -> None:
                         marker=MARKERS[number],
                         markersize=4,
                         capsize=2,
-                        label=f"{cohort:,}, {NAMES[mechanism]}",
+                        label=f"{cohort:,}, {name}",
                     )
-                free = accuracies(results, data, cohort, inf, "gaussian")
+                free = accuracies(results, data, cohort, inf, CLIPPED)
                 if free:
                     panel.axhline(float(np.mean(free)), color=colour, linewidth=0.8, linestyle=":")
             panel.set_xscale("log", base=2)
@@ -97,8 +100,10 @@ def draw(results: Results, file: Path) -> None:
             panel.set_title(data)
             panel.set_xlabel("epsilon at delta 1e-6")
         axes[0].set_ylabel("test accuracy, %")
+        # The first panel has every cohort that was run.
         axes[-1].legend(
-            title="cohort (dotted: without noise)",
+            *axes[0].get_legend_handles_labels(),
+            title="cohort (dotted: clipped alone)",
             frameon=False,
             loc="upper left",
             bbox_to_anchor=(1, 1),
