@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.fleet import simulated_account
 from fleetlearn_simulator.scenario.scenario import Scenario
 from virtual import Driven, drive, make_scenario, simulate_in_parts
 
@@ -21,6 +22,12 @@ PRIVACY: dict[str, Any] = {
     "clip": 1.0,
     "sampling": "poisson",
 }
+
+
+@pytest.fixture(autouse=True)
+def account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it costs is not asked here, and takes seconds (tests/simulator/test_private_run.py)."""
+    monkeypatch.setattr(simulated_account, "epsilon_after", lambda plan, releases, noise: 1.0)
 
 
 def scenario(folder: Path, bundle: Path, **settings: Any) -> Scenario:
