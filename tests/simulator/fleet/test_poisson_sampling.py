@@ -33,6 +33,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> None:
 def scenario(folder: Path, bundle: Path, **settings: Any) -> Scenario:
     usual: dict[str, Any] = {
         "plan__recipe": "dp-fedavg",
+        "plan__local": {"epochs": 1, "batch_size": 10_000, "lr": 0.01},  # one step
         "plan__privacy": PRIVACY,
         "plan__round": {"goal": GOAL, "minimum": 1, "over_selection": 1.0, "deadline": 5000.0},
         "plan__stop__rounds": 3,
