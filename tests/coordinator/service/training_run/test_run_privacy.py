@@ -223,7 +223,6 @@ def test_a_roll_back_takes_no_release_back_and_no_noise_occurs_twice(make_plan: 
 def test_the_secret_is_made_once_whenever_a_plan_becomes_private(make_plan: PlanMaker) -> None:
     plain = make_plan(round__goal=GOAL, round__weighting="uniform", local__evaluate=False)
     fleet = Fleet(plain)
-    fleet.check_in("a", "b")  # its round is open, and nothing is released
     assert fleet.store.ledger.get(SECRET) is None
     assert fleet.run.models.newest.privacy is None
     fleet.store.close()

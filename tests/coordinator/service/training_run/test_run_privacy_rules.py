@@ -26,7 +26,6 @@ PRIVATE = {
     "privacy__clip": 0.01,
 }
 BEFORE = {
-    "without [privacy]": PLAIN,
     "a larger clip norm": PLAIN | PRIVATE | {"privacy__clip": 5.0},
     "a larger weight": PLAIN
     | PRIVATE
