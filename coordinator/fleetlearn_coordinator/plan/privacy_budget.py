@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from fleetlearn_coordinator.aggregation.privacy.blt import BltStrategy
+from fleetlearn_coordinator.aggregation.privacy.correlated import strategy_of
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
 from fleetlearn_coordinator.privacy.budget import (
@@ -22,8 +24,14 @@ from fleetlearn_coordinator.rounds.settings import ReleaseBudget
 
 
 def digest_of(rules: PrivacyRules) -> str:
-    """Return a name of these rules, the same in every process."""
-    return hashlib.sha256(msgspec.json.encode(rules, order="sorted")).hexdigest()
+    """Return a name of these rules, and of how their noise is correlated: the same in every process
+    that makes the same noise of the same sums."""
+    named = [rules, *([strategy] if (strategy := _strategy(rules)) else [])]
+    return hashlib.sha256(msgspec.json.encode(named, order="sorted")).hexdigest()
+
+
+def _strategy(rules: PrivacyRules) -> BltStrategy | None:
+    return strategy_of(rules) if rules.mechanism == "dp-ftrl" else None
 
 
 def account_of(
@@ -38,6 +46,7 @@ def account_of(
         rules.participations,
         rules.planned,
         digest_of(rules),
+        strategy=_strategy(rules),
     )
     return make_account(begin_segment(before, segment), privacy.epsilon, privacy.delta)
 

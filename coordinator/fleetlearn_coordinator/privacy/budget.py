@@ -16,6 +16,7 @@ from math import hypot, sqrt
 
 import msgspec
 
+from fleetlearn_coordinator.aggregation.privacy.blt import BltStrategy, correlated_sensitivity
 from fleetlearn_coordinator.aggregation.privacy.rules import Mechanism
 from fleetlearn_coordinator.privacy.accounting import gaussian_epsilon, sensitivity
 
@@ -43,6 +44,9 @@ class Segment(msgspec.Struct, frozen=True):
     """How many were made."""
     abandoned: int = 0
     """Rounds that were abandoned, with mechanism local: devices had sent their updates."""
+    strategy: BltStrategy | None = None
+    """How the noise was correlated, with mechanism dp-ftrl. It is kept, as another version of this
+    package, or another machine, may find another one for the same plan."""
 
     @property
     def mu(self) -> float:
@@ -56,8 +60,10 @@ class Segment(msgspec.Struct, frozen=True):
             return sqrt(self.releases + self.abandoned) / self.noise
         if not self.releases:
             return 0.0
-        limits = self.separation, self.participations
-        return sensitivity(self.mechanism, self.releases, *limits, self.planned) / self.noise
+        made = self.releases, self.separation, self.participations
+        if self.mechanism == "dp-ftrl":
+            return correlated_sensitivity(*made, self.planned, self.strategy) / self.noise
+        return sensitivity(self.mechanism, *made) / self.noise
 
     def after(self, releases: int) -> Segment:
         """Return the segment after this many more releases."""

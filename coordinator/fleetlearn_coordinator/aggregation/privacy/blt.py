@@ -74,15 +74,20 @@ def strategy_for(
 
 @lru_cache(maxsize=4096)
 def correlated_sensitivity(
-    releases: int, separation: int, participations: int, planned: int | None = None
+    releases: int,
+    separation: int,
+    participations: int,
+    planned: int | None = None,
+    strategy: BltStrategy | None = None,
 ) -> float:
     """Return how far a device's contributions move what the noise is added to, in units of the clip
     norm, in the first ``releases`` releases of a run (or segment) that planned ``planned`` of them;
-    None: all that it planned.
+    None: all that it planned. ``strategy``: what it was made with; None: what is found for it now.
 
     There may be more releases than planned. The matrix goes on with the same theta and omega, and
     what they cost is exact; the noise is only not the best for that many. Takes O(releases). Raises
     ValueError if an argument is below 1.
     """
-    strategy = strategy_for(planned or releases, separation, participations)
+    if strategy is None:
+        strategy = strategy_for(planned or releases, separation, participations)
     return strategy.sensitivity(releases, separation, participations)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan
+from fleetlearn_coordinator.aggregation.privacy import blt
 from fleetlearn_coordinator.aggregation.privacy.blt import strategy_for
 from fleetlearn_coordinator.aggregation.privacy.sealed import KEY_WORDS
 from fleetlearn_coordinator.aggregation.privacy.state import PrivacyState
@@ -178,6 +179,33 @@ def test_a_changed_plan_begins_another_stream(make_plan: PlanMaker, change: dict
     assert run.buffers() == held
     assert (run.privacy.releases, run.privacy.began) == (4, 2)
     run.fleet.store.close()
+
+
+def test_a_version_that_finds_another_strategy_begins_another_stream(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The buffers mean nothing with other parameters; and what was released is accounted for with
+    those that it was made with."""
+    run = NoisyRun(ftrl_plan(make_plan))
+    run.train(2)
+    account = run.fleet.run.budget.account
+    assert account is not None
+    forget = strategy_for.cache_clear, blt.correlated_sensitivity.cache_clear
+    with monkeypatch.context() as patch:
+        patch.setattr(blt, "search", lambda *plan: ((0.5, 0.25), (0.125, 0.0625)))
+        [each() for each in forget]
+        run.restart()
+        assert not any(any(held) for held in run.buffers().values())
+        assert (run.privacy.releases, run.privacy.began) == (2, 2)
+        after = run.fleet.run.budget.account
+        assert after is not None
+        assert after.epsilon == account.epsilon
+        run.train(2)
+        after = run.fleet.run.budget.account
+        assert [each.releases for each in after.segments] == [2, 2]
+        assert after.segments[1].mu ** 2 == 1 + 0.1875**2
+        run.fleet.store.close()
+    [each() for each in forget]
 
 
 def test_other_noise_in_between_begins_another_stream(make_plan: PlanMaker) -> None:
