@@ -105,7 +105,7 @@ def check_plan(plan: Plan, service: ServiceSettings) -> Checks:
         yield CheckView("data", BAD, error.text, "change data_dir in the plan")
         return
     if is_folder(storage):
-        yield from check_folder("data", plan.data_dir)
+        yield from check_folder("data", plan.data_dir, private=plan.privacy is not None)
         yield check_disk(plan, service, size)
     else:
         yield CheckView("data", GOOD, f"{storage.where} is a store, and no folder here")
@@ -131,8 +131,9 @@ def check_privacy(plan: Plan) -> CheckView:
     return CheckView("privacy", GOOD, found)
 
 
-def check_folder(what: str, folder: Path) -> Checks:
-    """Check that this user may write in a folder, or make it."""
+def check_folder(what: str, folder: Path, *, private: bool = False) -> Checks:
+    """Check that this user may write in a folder, or make it. ``private``: whether nobody else is
+    to read it."""
     place = folder
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -144,6 +145,12 @@ def check_folder(what: str, folder: Path) -> Checks:
     elif folder.stat().st_mode & 0o002:
         do = f"chmod o-w {folder}"
         yield CheckView(what, BAD, f"{folder}: everybody on this machine may write there", do)
+    elif private and folder.stat().st_mode & 0o005:
+        found = (
+            f"{folder}: everybody on this machine may read there: devices' updates, and what the "
+            "noise of [privacy] follows from"
+        )
+        yield CheckView(what, WARNING, found, f"chmod o-rx {folder}")
     else:
         yield CheckView(what, GOOD, f"{folder}: this user may read and write there")
 

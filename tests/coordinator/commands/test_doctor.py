@@ -121,6 +121,21 @@ def test_poisson_sampling_at_a_real_coordinator(private: Path) -> None:
     assert 'privacy.sampling = "poisson" is for the simulator' in row["found"]
 
 
+def test_a_private_run_s_folder_that_others_may_read(private: Path) -> None:
+    data = private.parent / "run"
+    data.mkdir()
+    for mode, state in ((0o755, "warning"), (0o751, "warning"), (0o750, "good"), (0o700, "good")):
+        data.chmod(mode)
+        row = examine()["data"]
+        assert row["state"] == state, oct(mode)
+    data.chmod(0o755)
+    row = examine()["data"]
+    assert "everybody on this machine may read there" in row["found"]
+    assert row["do"] == f"chmod o-rx {data}"
+    private.write_text(private.read_text().replace(PRIVATE, ""))
+    assert examine()["data"]["state"] == "good"
+
+
 def test_a_plan_that_cannot_be_read(folder: Path) -> None:
     (folder / "plan.toml").write_text("x")
     assert "this is not TOML" in bad()["found"]
