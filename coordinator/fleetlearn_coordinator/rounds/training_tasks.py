@@ -296,8 +296,9 @@ class TrainingTasks:
         """End the task of a device that failed, stops or pauses. One that stops or pauses is given
         nothing more until it checks in again, in this round or later."""
         ended = self.drop(device, cause, round)
-        if cause in GIVEN_BACK and not self.settings.one_task:
-            self.selection.had_turn.discard(device)
+        if cause in GIVEN_BACK:
+            if not self.settings.one_task:
+                self.selection.had_turn.discard(device)
             del self.selection.failures[device]
             self.selection.resting.discard(device)
             if self.selection.freed is not None and device in self.selection.freed:

@@ -96,6 +96,19 @@ def test_where_devices_add_noise_a_failed_task_is_the_only_one_of_its_round(caus
     assert "a" in engine.leases
 
 
+def test_where_devices_add_noise_a_device_that_pauses_is_given_nothing_until_it_checks_in() -> None:
+    engine, task = one_task_each()
+    engine.check_in("c", None, 1.0)
+    engine.end("a", task, PAUSED, 2.0)
+    engine.tick(60.0)
+    assert (engine.round, {*engine.leases}) == (2, {"b", "c"})
+    engine.disconnect("c", 61.0)
+    engine.tick(67.0)
+    assert {*engine.leases} == {"b"}
+    engine.check_in("a", None, 70.0)
+    assert {*engine.leases} == {"a", "b"}
+
+
 def test_where_devices_add_noise_a_lost_device_gets_its_own_task_back() -> None:
     engine, task = one_task_each()
     engine.disconnect("a", 1.0)
