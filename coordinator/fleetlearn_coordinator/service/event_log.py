@@ -148,7 +148,7 @@ class EventLog:
                 left=left, share=share,
             )  # fmt: skip
             text = (
-                "%.0f %% of the privacy budget are spent: epsilon %.3g%s%s; the run finishes "
+                "%.0f %% of the privacy budget is spent: epsilon %.3g%s%s; the run finishes "
                 "before the release that would go past it"
             )
             self._log.warning(text, 100 * share, epsilon, of, more, extra=known)

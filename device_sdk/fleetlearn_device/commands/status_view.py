@@ -274,7 +274,8 @@ def lines_of(view: StatusView, now: float) -> list[tuple[str, str]]:
 
 def _privacy_line(privacy: PrivacyView) -> str:
     budget = "" if privacy.epsilon is None else f" of {privacy.epsilon:.3g}"
-    said = f"epsilon at most {privacy.spent:.3g}{budget} (delta {privacy.delta:.3g})"
+    # The number came with the task, so what this device made of it is not in it.
+    said = f"epsilon {privacy.spent:.3g}{budget} (delta {privacy.delta:.3g}) before its newest task"
     count = "once" if privacy.took_part == 1 else f"{privacy.took_part} times"
     most = privacy.may_take_part
     allowed = "" if most is None else f"; its owner allows {most} in one run"

@@ -95,6 +95,9 @@ def test_the_budget_of_a_private_run_is_seen_as_it_is_spent(
             words = "The run is private: what its devices measure is not shown."
             expect(page.get_by_text(words).first).to_be_visible()
             expect(page.get_by_text("No round has measured it yet.")).to_have_count(0)
+            versions = page.get_by_role("table", name="The versions of the model that are kept")
+            expect(versions.get_by_role("row")).to_have_count(5)
+            expect(versions.get_by_text("round:")).to_have_count(0)
 
 
 def test_a_run_that_is_not_private_has_no_budget_to_see(watched: Watched, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_a_private_run_is_seen_everywhere(
         "privacy: epsilon 1.06 of 2.3 at delta 1e-06 after 1 release, 3 left",
         "privacy: epsilon 1.54 of 2.3 at delta 1e-06 after 2 releases, 2 left",
         "privacy: epsilon 1.93 of 2.3 at delta 1e-06 after 3 releases, 1 left",
-        "84 % of the privacy budget are spent: epsilon 1.93 of 2.3, 1 left; the run finishes "
+        "84 % of the privacy budget is spent: epsilon 1.93 of 2.3, 1 left; the run finishes "
         "before the release that would go past it",
     ]
 

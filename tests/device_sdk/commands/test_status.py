@@ -113,14 +113,14 @@ def test_a_pipe_that_is_closed_is_no_traceback(folder: Path) -> None:
         (
             PrivacyNote(3.1, 1e-6, 8.0),
             PrivacyDemands(),
-            "privacy  epsilon at most 3.1 of 8 (delta 1e-06), as the coordinator says; this "
-            "device took part 4 times",
+            "privacy  epsilon 3.1 of 8 (delta 1e-06) before its newest task, as the coordinator "
+            "says; this device took part 4 times",
         ),
         (
             PrivacyNote(0.0, 1e-5),
             PrivacyDemands(participations=10),
-            "privacy  epsilon at most 0 (delta 1e-05), as the coordinator says; this device took "
-            "part 4 times; its owner allows 10 in one run",
+            "privacy  epsilon 0 (delta 1e-05) before its newest task, as the coordinator says; "
+            "this device took part 4 times; its owner allows 10 in one run",
         ),
         (None, PrivacyDemands(participations=10), None),
     ],

@@ -281,12 +281,13 @@ function learning() {
     for (const [id, chart] of charts) {
       const name = id.slice(id.indexOf(" ") + 1);
       const points = (key) => rows.filter((row) => Number.isFinite(row.metrics[key])).map((row) => [row[axis.value], row.metrics[key]]);
-      const series = [{ name, colour: 0, points: points(name) }];
+      const own = measured.filter((each) => Number.isFinite(each.metrics[name]));
+      // What devices measure in a private run has no line: without a name of one beside the others.
+      const series = hidden && own.length ? [] : [{ name, colour: 0, points: points(name) }];
       KINDS.forEach(([prefix, words], place) => {
         if (!found.includes(prefix + name)) return;
         series.push({ name: words, colour: place + 1, points: points(prefix + name) });
       });
-      const own = measured.filter((each) => Number.isFinite(each.metrics[name]));
       if (own.length) {
         const points = own.map((each) => [each.round[axis.value], each.metrics[name]]);
         series.push({ name: HELD_OUT, colour: 3, points });
@@ -478,7 +479,10 @@ function versions(name, path) {
   }
 
   function cells(row, newest) {
-    const measured = Object.entries(row.metrics).map(([source, metrics]) => `${source}: ${Object.entries(metrics).map(([key, value]) => `${key} ${figure(value)}`).join(", ")}`);
+    const values = (metrics) => Object.entries(metrics).map(([key, value]) => `${key} ${figure(value)}`);
+    const measured = Object.entries(row.metrics)
+      .filter(([, metrics]) => Object.keys(metrics).length)
+      .map(([source, metrics]) => `${source}: ${values(metrics).join(", ")}`);
     const by = row.restores !== null ? `roll back to ${row.restores}` : row.round === null ? "the bundle" : `round ${row.round}`;
     const back = row.version === newest || who().replay
       ? ""

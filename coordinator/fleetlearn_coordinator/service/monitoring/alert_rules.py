@@ -84,7 +84,7 @@ RULES: tuple[AlertRule, ...] = (
     ),
     AlertRule(
         "PrivacySpent", "fleetlearn_privacy_spent_ratio", "above", "privacy_share", 1.0, 0.0,
-        "warning", "share", "VALUE of the privacy budget are spent; at all of it the run finishes",
+        "warning", "share", "VALUE of the privacy budget is spent; at all of it the run finishes",
     ),
 )  # fmt: skip
 
