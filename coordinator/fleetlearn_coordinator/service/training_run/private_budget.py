@@ -258,8 +258,11 @@ def count_releases(
 
     Returns its account. The releases that follow are a segment of their own: who took part in those
     of the original is not known here, and correlated noise begins from the beginning. Raises
-    StoreError where there is no private run, or it is being served.
+    StoreError where there is no private run, or it is being served; ValueError where ``releases``
+    is negative.
     """
+    if releases < 0:
+        raise ValueError(f"{releases} releases were given; it takes 0 or more: none is taken back")
     storage = find_storage(place)
     with storage.read_ledger() as reader:
         if reader.metadata().get(PRIVACY) is None:

@@ -260,6 +260,16 @@ def test_privacy_may_come_before_the_first_release(make_plan: PlanMaker) -> None
     fleet.store.close()
 
 
+def test_no_release_is_taken_back_by_a_count(make_plan: PlanMaker) -> None:
+    plan = make_plan(**PRIVATE)
+    fleet = Fleet(plan)
+    release(fleet, 2)
+    fleet.store.close()
+    with pytest.raises(ValueError, match="-1 releases were given; it takes 0 or more"):
+        count_releases(plan.data_dir, -1, NOW.wall, "anna")
+    assert account_in(plan).releases == 2
+
+
 def in_place(plan: Plan, folder: Path) -> Plan:
     """The plan with another data directory."""
     return structs.replace(plan, data_dir=folder)
