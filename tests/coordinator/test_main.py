@@ -71,6 +71,13 @@ def test_status_of_a_running_and_of_a_stopped_coordinator(
     )
 
 
+def test_status_counts_who_cannot_do_its_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    live = {"phase": "gathering", "unable": 2}
+    _print(RunView(name="r", state="running", running=True, live=live), 10)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2 devices cannot do this run's tasks, as their own logs say" in shown
+
+
 def test_status_counts_by_rule_who_is_not_eligible(capsys: pytest.CaptureFixture[str]) -> None:
     causes = {"selection.tiers": 2, "selection.charging": 40}
     live = {"phase": "gathering", "ineligible": 40, "ineligible_by": causes, "barred": 3}

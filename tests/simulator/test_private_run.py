@@ -122,6 +122,7 @@ def test_pages_and_tables_show_what_was_spent(tmp_path: Path, private_line: Path
     assert re.search(r"privacy .*epsilon 4\.15\d of 9 at delta 1e-06 after 3 releases", said)
     folder = tmp_path / "scenario.sim"
     page = (folder / "report.html").read_text("utf-8")
+    assert "after 3 releases; clip norm" in page
     for part in ("Epsilon spent", "Clip norm", "Clipped updates", "budget", "of 9, at delta 1e-06"):
         assert part in page
     assert "what devices measure is not released" in page

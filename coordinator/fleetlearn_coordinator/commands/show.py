@@ -165,6 +165,8 @@ def _devices(run: RunView) -> str:
 def _apart(run: RunView) -> list[str]:
     """Return which devices take no part, and why."""
     live, lines = run.live if run.running else {}, []
+    if unable := live.get("unable"):
+        lines.append(f"{many(unable, 'device')} cannot do this run's tasks, as their own logs say")
     if live.get("ineligible") or live.get("barred"):
         counts = sorted(live["ineligible_by"].items())
         by = ", ".join(f"{count} by {rule}" for rule, count in counts)

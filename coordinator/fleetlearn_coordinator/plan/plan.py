@@ -108,6 +108,13 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
             return self.round.stall
         return max(30.0, 4 * heartbeat, min(self.round.deadline / 5, 300.0))
 
+    @property
+    def _measured_on(self) -> str:
+        """Whose examples ``stop.metric`` is of, and whether it has noise, in words."""
+        by = self.stop.measured_by
+        noised = by == "round" and self.privacy is not None and self.privacy.metrics == "noised"
+        return MEASURED_ON[by] + (", with noise" if noised else "")
+
     def engine_settings(self, heartbeat: float) -> Settings:
         """What the engine needs of this plan, where devices give a sign of life every ``heartbeat``
         seconds."""
@@ -123,7 +130,7 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
             metric=self.stop.metric,
             target=self.stop.target or 0.0,
             below=self.stop.direction == "below",
-            measured_on=MEASURED_ON[self.stop.measured_by],
+            measured_on=self._measured_on,
             epsilon=self.stop.epsilon or 0.0,
             stall=self.stall(heartbeat),
             asynchronous=self.round.asynchronous,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fleetlearn_coordinator.aggregation.privacy.beside_the_mean import noise_on_metrics
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 
@@ -76,7 +77,11 @@ def assumed(plan: PlanKeys, rules: PrivacyRules) -> Iterator[str]:
         )
     if privacy.metrics == "noised":
         names = ", ".join(privacy.metrics_bounds)
-        yield f"Of what devices measure these values are shown, with noise, and no others: {names}."
+        yield (
+            f"Of what devices measure these values are shown, with noise, and no others: {names}. "
+            f"The noise's standard deviation is {noise_on_metrics(rules):.3g} times the distance "
+            "of a value's bounds (privacy.metrics_bounds)."
+        )
     else:
         yield "What devices measure is shown to nobody: neither losses nor metrics."
     yield (

@@ -532,6 +532,7 @@ class RunServer:
             "version": self.engine.version,
             "connected": self.connected,
             "idle": self.engine.waiting(),
+            "unable": self.unable,
             "leases": len(self.engine.leases),
             "goal": self.engine.settings.goal,
             "deadline": self._deadline(),

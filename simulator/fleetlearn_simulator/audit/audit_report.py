@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from fleetlearn_simulator.audit.canary_devices import Guesses
-from fleetlearn_simulator.audit.epsilon_bounds import CONFIDENCE
+from fleetlearn_simulator.audit.epsilon_bounds import CONFIDENCE, one_run_bound
 from fleetlearn_simulator.audit.membership import MembershipResult
 
 
@@ -75,12 +75,26 @@ class AuditReport(NamedTuple):
         if self.holds:
             return (
                 "No attack proves more than is accounted for. That is what a sound mechanism looks "
-                "like; it is no proof of one."
+                f"like; it is no proof of one.{self._weakness()}"
             )
         return (
             f"An attack proves more than is accounted for (confidence {100 * CONFIDENCE:g} %): the "
             "noise does not protect devices as the plan says. Do not release these models."
         )
+
+    def _weakness(self) -> str:
+        """Return a sentence where the canaries are too few to find a mistake; empty elsewhere."""
+        for row in self.findings:
+            bits = row.numbers.get("bits", 0)
+            if row.attack.startswith("canaries") and bits:
+                counts = [bits >> power for power in range(bits.bit_length())]
+                most = max(one_run_bound(bits, count, count, self.delta) for count in counts)
+                if most < row.accounted:
+                    return (
+                        f" {bits:,} canaries prove epsilon {most:.3g} at most, even if no guess "
+                        "were wrong: a mistake shows with a larger round.goal, or with more noise."
+                    )
+        return ""
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it for programs."""

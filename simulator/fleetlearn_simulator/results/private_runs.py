@@ -23,9 +23,11 @@ def nothing_measured(private: bool) -> str:
 def privacy_words(spent: Mapping[str, Any]) -> str:
     """Return what a run has spent. ``spent``: the ``privacy`` of a round's summary."""
     of = "" if spent.get("of") is None else f" of {spent['of']:g}"
+    # A page reads all numbers of a run's file as floats.
+    releases = "1 release" if spent["release"] == 1 else f"{spent['release']:,.0f} releases"
     return (
-        f"epsilon {spent['epsilon']:.4g}{of} at delta {spent['delta']:g} after "
-        f"{spent['release']:,} releases; clip norm {spent['clip']:.4g}"
+        f"epsilon {spent['epsilon']:.4g}{of} at delta {spent['delta']:g} after {releases}; "
+        f"clip norm {spent['clip']:.4g}"
     )
 
 

@@ -48,6 +48,23 @@ def test_with_the_bundle_the_noise_has_a_length(plan: Path) -> None:
     )
 
 
+def test_the_noise_in_what_devices_measure_is_stated(plan: Path) -> None:
+    """A multiplier of 4, one value and the goal: 4 x 1/2 / goal of the distance of its bounds."""
+    more = "metrics = 'noised'\nmetrics_noise = 4.0\nmetrics_bounds = { accuracy = [0, 1] }"
+    plan.write_text(f"{plan.read_text()}{more}")
+    shown = " ".join(typed("privacy", plan).split())
+    part = 4.0 / 2 / Plan.load(plan).round.goal
+    assert f"standard deviation is {part:.3g} times the distance of a value's bounds" in shown
+    assert "noise multiplier of the mean alone" in shown
+
+
+def test_noise_of_the_devices_has_one_multiplier(plan: Path) -> None:
+    plan.write_text(f"{plan.read_text()}mechanism = 'local'")
+    shown = typed("privacy", plan)
+    assert "noise multiplier (privacy.noise)" in shown
+    assert "noise multiplier of the mean alone" not in shown
+
+
 def test_json_is_what_the_schema_says(plan: Path) -> None:
     (found,) = check("privacy", typed("privacy", plan, "--json"))
     assert [row["releases"] for row in found["spending"]] == [1, 4]

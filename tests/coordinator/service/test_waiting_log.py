@@ -58,6 +58,7 @@ def test_devices_that_may_not_take_part_are_counted(
             waiting = WaitingLog()
             for second in (0.0, 61.0):
                 waiting.look(coordinator, second)
+            assert coordinator.live()["unable"] == 1
 
     asyncio.run(asyncio.wait_for(test(), 30))
     (line,) = (text for text in caplog.messages if "nothing has happened" in text)

@@ -39,7 +39,15 @@ def test_a_sound_plan_is_told_in_a_table(tmp_path: Path, private_line: Path) -> 
     assert "audit of steps: gaussian, noise multiplier 3.464, delta 1e-06, 3 releases" in said
     assert re.search(r"canaries 3 of 300 canaries \d+ guessed, \d+ right epsilon 0", said)
     assert "2.25 below" in said
-    assert "it is no proof of one" in said
+    assert said.endswith("it is no proof of one.")
+
+
+def test_too_few_canaries_are_told(tmp_path: Path, private_line: Path) -> None:
+    plan = write_plan(tmp_path, private_line)
+    plan.write_text(plan.read_text().replace("goal = 300", "goal = 4"))
+    done = CliRunner().invoke(app, ["audit", str(plan)], env={"COLUMNS": "160"})
+    said = " ".join(done.stdout.split())
+    assert "4 canaries prove epsilon 0 at most, even if no guess were wrong" in said
 
 
 def test_a_mistake_ends_with_1_and_says_what_to_do(

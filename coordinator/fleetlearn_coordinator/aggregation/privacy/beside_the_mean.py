@@ -80,24 +80,32 @@ def count_within(
     return NoisyCount(within, moved_bound(state.clip, within, rules.clip_quantile, rules.clip_rate))
 
 
+def noise_on_metrics(rules: PrivacyRules) -> float | None:
+    """Return the standard deviation of the noise in each measured value that a release shows, as a
+    part of the distance of its bounds. None: the plan releases none."""
+    multiplier = rules.split.metrics
+    if multiplier is None or not rules.metric_bounds:
+        return None
+    return multiplier * sqrt(len(rules.metric_bounds)) / 2 / rules.goal
+
+
 def noisy_metrics(
     rules: PrivacyRules, state: PrivacyState, evaluations: Sequence[Evaluation | None]
 ) -> NoisyMetrics | None:
     """Return what is released of what devices measured of the round's model before they trained.
     One that did not, or does not have the metric, counts as the middle of its bounds. None: the
     plan releases nothing of it."""
-    multiplier, names = rules.split.metrics, sorted(rules.metric_bounds)
-    if multiplier is None or not names:
+    noise, names = noise_on_metrics(rules), sorted(rules.metric_bounds)
+    if noise is None:
         return None
     low, high = np.array([rules.metric_bounds[name] for name in names]).T
     middle, span = (low + high) / 2, high - low
     rows = [[_mean(own, name) for name in names] for own in evaluations]
     means = np.array(rows).reshape(-1, len(names))  # also where nobody measured anything
     parts = np.nan_to_num(np.clip((means - middle) / span, -0.5, 0.5), nan=0.0)
-    sigma = multiplier * sqrt(len(names)) / 2
-    total = noisy_sum(state, "metrics", parts, sigma)
+    total = noisy_sum(state, "metrics", parts, noise * rules.goal)
     found = np.clip(middle + span * total / rules.goal, low, high)
-    return NoisyMetrics(dict(zip(names, found.tolist(), strict=True)), sigma / rules.goal)
+    return NoisyMetrics(dict(zip(names, found.tolist(), strict=True)), noise)
 
 
 def _mean(evaluation: Evaluation | None, name: str) -> float:

@@ -47,6 +47,7 @@ def test_a_run_stops_by_what_is_released(plan: Plan) -> None:
         tasks = leases(commands)
     (finish,) = [each for each in commands if isinstance(each, Finish)]
     assert (finish.rule, finish.metric, finish.version) == ("metric", "accuracy", 2)
+    assert "on the devices' training examples, with noise; the target is 0.8" in finish.reason
     fleet.store.close()
     shown = [row.summary["metrics"] for row in read_status(plan.data_dir).rounds]
     assert [row["accuracy"] for row in shown] == pytest.approx([0.5, 0.75, 0.85], abs=0.01)
