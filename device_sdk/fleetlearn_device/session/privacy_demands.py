@@ -26,10 +26,23 @@ NOISED_ONCE = (
 )
 """Why a task is given back whose update was made before."""
 
+NOT_TOLD = "why is not told: the device adds its own noise, and its reason may say what its data are"
+"""What the coordinator is told of a task with noise that failed, in place of the reason."""
+TELL_OF_DATA = frozenset(
+    ["diverged", "bad-data", "runtime-error", "out-of-memory", "out-of-time", "killed", "disk-full"]
+)
+"""Codes of failures whose text may say what the data are, or what was trained."""
 
-def is_noised(task: Task | Question) -> bool:
+
+def is_noised(task: Task | Question | None) -> bool:
     """Return whether the device is to add its own noise to the update of a task."""
     return isinstance(task, Task) and task.local_noise is not None
+
+
+def told_of_failure(task: Task | Question | None, code: str, text: str) -> str:
+    """Return what the coordinator is told of a task that failed. ``text``: the reason, for the
+    device's owner. ``task``: None where it is not known any more."""
+    return NOT_TOLD if is_noised(task) and code in TELL_OF_DATA else text
 
 
 def check_demands(demands: PrivacyDemands) -> None:

@@ -79,6 +79,7 @@ from fleetlearn_device.session.privacy_demands import (
     is_noised,
     refusal,
     run_of,
+    told_of_failure,
 )
 from fleetlearn_device.session.statement import NOTHING_STATED, Statement
 from fleetlearn_device.session.states import (
@@ -872,11 +873,13 @@ class Session:
 
     def _fail_task(self, work: UnfinishedTask | Saving, code: FailureCode, text: str) -> Commands:
         """Give the task back to the coordinator, now or with the next welcome."""
-        failed = Failed(work.task_id, code, clip(text))
+        task = work.assignment.task if isinstance(work, UnfinishedTask) else None
+        failed = Failed(work.task_id, code, clip(told_of_failure(task, code, text)))
         sent = self._send_if_online(failed)
         self._unsent_failure = None if sent else failed
-        note = Note(f"task {work.task_id} failed: {failed.text or code}", True, "task-failed")
-        dropped = self._drop_task("failed", failed.text or code)
+        why = clip(text) or code
+        note = Note(f"task {work.task_id} failed: {why}", True, "task-failed")
+        dropped = self._drop_task("failed", why)
         return [note, *sent, *dropped, *self._close_for_fault(f"task {work.task_id} failed")]
 
     def _send_if_online(self, message: FromDevice) -> Commands:

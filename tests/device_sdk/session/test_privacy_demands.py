@@ -4,9 +4,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from fleetlearn_device.session.commands import Send
+from fleetlearn_device.session.commands import Note, Send
 from fleetlearn_device.session.privacy_demands import (
     NO_DEMANDS,
+    NOT_TOLD,
     PrivacyDemands,
     check_demands,
     is_counted,
@@ -17,6 +18,7 @@ from fleetlearn_device.session.session import Session
 from fleetlearn_protocol.messages import (
     CheckIn,
     Failed,
+    FailureCode,
     FromCoordinator,
     PrivacyNote,
     Question,
@@ -136,3 +138,25 @@ def test_an_update_with_its_own_noise_is_made_once() -> None:
     session.connected(0.0)
     hear(session, Welcome("c", 10.0, 8))
     assert hear(session, msgspec.structs.replace(noised, task="5eed-4-2")) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "told"),
+    [
+        ("diverged", "the loss was 0.345 and is nan now", NOT_TOLD),
+        ("bad-data", "row 7 has the label 12", NOT_TOLD),
+        ("untrusted", "the task is not signed", "the task is not signed"),
+    ],
+)
+def test_a_failure_with_noise_on_the_device_tells_the_coordinator_no_data(
+    code: FailureCode, text: str, told: str
+) -> None:
+    noised = msgspec.structs.replace(PRIVATE, local_noise=0.5)
+    for task, expected in ((noised, told), (PRIVATE, text)):
+        session, _ = online(NO_DEMANDS, took_part=0)
+        assert hear(session, task) == []
+        commands = session.abandon(ValueError(text), code)
+        (failed,) = (each.message for each in commands if isinstance(each, Send))
+        assert failed == Failed(task.task, code, expected)
+        notes = [each.text for each in commands if isinstance(each, Note)]
+        assert any(text in note for note in notes), "the owner is told"
