@@ -26,7 +26,7 @@ NOISED_ONCE = (
 )
 """Why a task is given back whose update was made before."""
 
-NOT_TOLD = "why is not told: the device adds its own noise, and its reason may say what its data are"
+NOT_TOLD = "why is not told: the device adds its own noise, and the reason may tell of its data"
 """What the coordinator is told of a task with noise that failed, in place of the reason."""
 TELL_OF_DATA = frozenset(
     ["diverged", "bad-data", "runtime-error", "out-of-memory", "out-of-time", "killed", "disk-full"]
