@@ -77,7 +77,7 @@ def _files(target: LocalTarget) -> Iterator[CheckView]:
         if plan is not None:
             plans.append(plan)
             yield from checks.check_plan(plan, settings)
-        yield checks.check_run(place)
+        yield checks.check_run(place, plan)
     served = running or (host is not None and host.running)
     yield from checks.check_ports(settings, running=served)
     yield from checks.check_tls(settings, time.time())

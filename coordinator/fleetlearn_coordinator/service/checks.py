@@ -29,7 +29,7 @@ from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.privacy_terms import epsilon_after, noise_multiplier
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
 from fleetlearn_coordinator.privacy.accounting import has_accounting
-from fleetlearn_coordinator.service.views.records import CheckView
+from fleetlearn_coordinator.service.views.records import CheckView, RunView
 from fleetlearn_coordinator.service.views.run_views import RunPlace, run_view
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.find_storage import find_storage, is_folder
@@ -177,8 +177,9 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
-def check_run(place: RunPlace) -> CheckView:
-    """Check whether a coordinator serves the run, and how the last one ended."""
+def check_run(place: RunPlace, plan: Plan | None = None) -> CheckView:
+    """Check whether a coordinator serves the run, how the last one ended, and whether ``plan``
+    keeps what the run has promised of privacy."""
     what = f"run {place.name}"
     try:
         run = run_view(place, last=1)
@@ -186,6 +187,9 @@ def check_run(place: RunPlace) -> CheckView:
         if error.code == "unknown-content":
             return CheckView(what, GOOD, "has not begun; `fleetlearn-coordinator serve` begins it")
         return CheckView(what, BAD, error.text, "mend what it names")
+    if plan is not None and (broken := _broken_promise(plan, run)):
+        do = "put [privacy] back, or take it out, or begin another run (another name and data_dir)"
+        return CheckView(what, BAD, broken, do)
     if run.state == "failed":
         return CheckView(what, BAD, run.failed, "mend that, then `fleetlearn-coordinator resume`")
     if run.finished is not None:
@@ -197,6 +201,18 @@ def check_run(place: RunPlace) -> CheckView:
         do = "`fleetlearn-coordinator serve` goes on with it; its log says why it ended"
         return CheckView(what, WARNING, "its coordinator was killed, or the machine went down", do)
     return CheckView(what, GOOD, f"is stopped at model version {run.version}")
+
+
+def _broken_promise(plan: Plan, run: RunView) -> str:
+    """Return why ``serve`` refuses [privacy], or the lack of it, in a run's plan; empty if it does
+    not."""
+    releases = 0 if run.privacy is None else run.privacy.releases
+    if plan.privacy is None and releases:
+        made = "1 release" if releases == 1 else f"{releases} releases"
+        return f"has made {made} under [privacy], which the plan does not have any more"
+    if plan.privacy is not None and run.privacy is None and run.version:
+        return f"has released models without [privacy], up to version {run.version}"
+    return ""
 
 
 def check_ports(service: ServiceSettings, *, running: bool) -> Checks:

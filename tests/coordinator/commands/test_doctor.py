@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from answering import Fleet, leases
+from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.__main__ import app
 from fleetlearn_coordinator.network.process_settings import DescriptorShares
 from fleetlearn_coordinator.service import checks
@@ -22,7 +24,7 @@ from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.ledger import Metadata
 from fleetlearn_coordinator.storage.runs import Runs
 from memory_storage import SCHEME, memory_storage
-from peers import plan_text, write_test_bundle
+from peers import plan_text, update_of, write_test_bundle
 from plans import PRIVATE
 from typer.testing import CliRunner
 
@@ -119,6 +121,35 @@ def test_poisson_sampling_at_a_real_coordinator(private: Path) -> None:
     row = bad()
     assert row["what"] == "plan"
     assert 'privacy.sampling = "poisson" is for the simulator' in row["found"]
+
+
+def release(file: Path) -> None:
+    """Let the run of a plan release a model."""
+    fleet = Fleet(Plan.load(file))
+    for lease in leases(fleet.check_in("a", "b")):
+        fleet.report(lease, update_of(0.1, 10))
+    assert fleet.run.engine.version == 1
+    fleet.store.close()
+
+
+def test_privacy_that_is_taken_out_of_a_run(private: Path) -> None:
+    release(private)
+    assert examine()["run test"]["state"] == "good"
+    private.write_text(private.read_text().replace(PRIVATE, ""))
+    row = bad()
+    assert (row["what"], row["found"]) == (
+        "run test",
+        "has made 1 release under [privacy], which the plan does not have any more",
+    )
+    assert "begin another run" in row["do"]
+
+
+def test_privacy_that_comes_too_late(folder: Path) -> None:
+    plan = folder / "plan.toml"
+    release(plan)
+    assert examine()["run test"]["state"] == "good"
+    plan.write_text(f"{plan.read_text()}\n{PRIVATE}")
+    assert bad()["found"] == "has released models without [privacy], up to version 1"
 
 
 def test_a_private_run_s_folder_that_others_may_read(private: Path) -> None:
