@@ -84,6 +84,9 @@ def test_the_budget_of_a_private_run_is_seen_as_it_is_spent(
             expect(page.get_by_role("heading", name="Privacy")).to_be_visible()
             expect(page.get_by_text("Epsilon 0 of 2.3 (delta 1e-6)")).to_be_visible()
             expect(page.get_by_text("0 releases, 4 left")).to_be_visible()
+            evaluate = page.get_by_role("button", name="Evaluate", include_hidden=True)
+            expect(evaluate).to_have_count(1)
+            expect(evaluate).to_be_hidden()
             watched.do(peer.do_round(update_of(1.0), evaluation=None))
             expect(page.get_by_text("Epsilon 1.061 of 2.3 (delta 1e-6)")).to_be_visible()
             expect(page.get_by_text("1 release, 3 left")).to_be_visible()
@@ -105,6 +108,7 @@ def test_a_run_that_is_not_private_has_no_budget_to_see(watched: Watched, tmp_pa
         page.get_by_role("link", name="test").click()
         expect(page.get_by_role("heading", name="The open round")).to_be_visible()
         expect(page.get_by_role("heading", name="Privacy")).to_be_hidden()
+        expect(page.get_by_role("button", name="Evaluate")).to_be_visible()
 
 
 def test_a_link_signs_in_and_its_token_is_seen_no_more(watched: Watched, tmp_path: Path) -> None:

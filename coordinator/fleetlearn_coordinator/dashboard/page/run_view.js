@@ -104,7 +104,8 @@ function actions(name, path) {
       show(made.pause, !stopped && !run.paused && !run.failed);
       show(made.drain, !stopped && !run.draining && !run.failed);
       show(made.stop, !stopped && !run.failed);
-      show(made.evaluate, Boolean(run.served) && !run.finished);
+      // No evaluation of a private run is allowed.
+      show(made.evaluate, Boolean(run.served) && !run.finished && !run.about?.private);
     },
   };
 }
