@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 from fleetlearn_protocol.typer_app import say
 
 from fleetlearn_coordinator.commands.exits import expected_errors
@@ -134,8 +135,9 @@ def count_releases(
     with expected_errors():
         account = count_made_elsewhere(data, number, time.time(), COMMAND)
     left = "" if account.left is None else f"; within the budget are {account.left} more"
-    of = "" if account.budget is None else f" of {account.budget:g}"
-    epsilon = f"epsilon {account.epsilon:.4g}{of} at delta {account.delta:g}"
+    of = "" if account.budget is None else f" of {budget_text(account.budget)}"
+    spent = spent_text(account.epsilon, account.budget, 4)
+    epsilon = f"epsilon {spent}{of} at delta {account.delta:g}"
     print(f"{many(account.releases, 'release')} in all, {epsilon}{left}")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import typer
+from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.typer_app import plain_table, show_table
 
@@ -69,12 +70,16 @@ def statement_of(plan: Plan) -> PrivacyStatement:
 def show_statement(found: PrivacyStatement) -> None:
     """Print it for people."""
     print(f"Differential privacy of the run {found.run} ({found.plan})")
-    budget = "no budget" if found.budget is None else f"budget: epsilon = {found.budget:g}"
+    budget = (
+        "no budget" if found.budget is None else f"budget: epsilon = {budget_text(found.budget)}"
+    )
     print(f"{found.mechanism} noise, {many(found.planned, 'release')} planned, {budget}")
     table = plain_table("releases", f"epsilon at delta {found.delta:g}", "right guesses", "")
     for row in found.spending:
         note = "" if row.allowed else "past the budget"
-        table.add_row(str(row.releases), f"{row.epsilon:.4g}", _percent(row.guess), note)
+        table.add_row(
+            str(row.releases), spent_text(row.epsilon, found.budget, 4), _percent(row.guess), note
+        )
     show_table(table)
     tell(
         "right guesses: whoever sees all that the run shows, and must say whether a device sent "
@@ -86,7 +91,9 @@ def show_statement(found: PrivacyStatement) -> None:
     _heading("What else could be had, after all releases", after_table=True)
     table = plain_table("plan", "epsilon", "on the mean", wraps="plan")
     for other in found.what_if:
-        table.add_row(other.change, f"{other.epsilon:.4g}", f"{other.on_mean:.4g}")
+        table.add_row(
+            other.change, spent_text(other.epsilon, found.budget, 4), f"{other.on_mean:.4g}"
+        )
     show_table(table)
     _heading("Devices that full rounds need", after_table=True)
     table = plain_table("for", "needed", "there", "", wraps="for")

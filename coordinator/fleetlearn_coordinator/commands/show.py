@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 from fleetlearn_protocol.typer_app import plain_table
 
 from fleetlearn_coordinator.dashboard.live_records import PrivacySpent
@@ -137,11 +138,12 @@ def run_lines(run: RunView, now: float) -> list[str]:
 def privacy_words(spent: PrivacySpent, to_go: int | None) -> str:
     """Return what a private run has spent, such as ``epsilon 3.1 of 8 (delta 1e-06), 120 releases,
     310 left``. ``to_go``: rounds until stop.rounds; None: not known."""
-    of = "" if spent.budget is None else f" of {spent.budget:g}"
+    of = "" if spent.budget is None else f" of {budget_text(spent.budget)}"
+    epsilon = spent_text(spent.epsilon, spent.budget)
     known = [count for count in (spent.left, to_go) if count is not None]
     left = f", {min(known)} left" if known else ""
     releases = many(spent.releases, "release")
-    return f"epsilon {spent.epsilon:.3g}{of} (delta {spent.delta:g}), {releases}{left}"
+    return f"epsilon {epsilon}{of} (delta {spent.delta:g}), {releases}{left}"
 
 
 def _open_round(run: RunView, now: float) -> list[str]:
@@ -241,8 +243,9 @@ def rounds_table(rounds: Sequence[RoundView], now: float, width: int) -> Table:
 
 def _epsilon(row: RoundView) -> str:
     """Return what the run had spent after a round; empty where the round released nothing."""
-    epsilon = row.summary.get("privacy", {}).get("epsilon")
-    return "" if epsilon is None else f"{epsilon:.4g}"
+    found = row.summary.get("privacy", {})
+    epsilon = found.get("epsilon")
+    return "" if epsilon is None else spent_text(epsilon, found.get("of"), 4)
 
 
 def evaluations_table(rows: Sequence[EvaluationView]) -> Table:

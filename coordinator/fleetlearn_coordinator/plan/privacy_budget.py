@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 
 import msgspec
+from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 
 from fleetlearn_coordinator.aggregation.privacy.blt import BltStrategy
 from fleetlearn_coordinator.aggregation.privacy.correlated import strategy_of
@@ -59,21 +60,12 @@ def budget_of(account: PrivacyAccount) -> ReleaseBudget | None:
     spent, beyond = (
         spent_after(account.segments, account.left + more, account.delta) for more in (0, 1)
     )
-    spent_text, budget, more = shown(spent, account.budget, beyond)
+    told, budget = spent_text(spent, account.budget), budget_text(account.budget)
     what = "round" if account.is_local else "release"
     times = f"1 {what}" if rounds == 1 else f"{rounds} {what}s"
     reason = (
-        f"the privacy budget is spent: epsilon {spent_text} of {budget} after {times}; another "
-        f"would make it {more}"
+        f"the privacy budget is spent: epsilon {told} of {budget} after {times}; another "
+        f"would make it {spent_text(beyond, account.budget)}"
     )
     finish = Finish(reason, "privacy budget", spent, account.budget)
     return ReleaseBudget(rounds, finish, account.is_local)
-
-
-def shown(*epsilons: float) -> list[str]:
-    """Return values of epsilon for people, with as many digits as tell them apart."""
-    for digits in range(3, 17):
-        found = [f"{epsilon:.{digits}g}" for epsilon in epsilons]
-        if len({*found}) == len({*epsilons}):
-            break
-    return found

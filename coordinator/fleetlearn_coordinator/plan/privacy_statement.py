@@ -10,6 +10,7 @@ from functools import partial
 from statistics import NormalDist
 
 import msgspec
+from fleetlearn_protocol.epsilon_text import spent_text
 
 from fleetlearn_coordinator.aggregation.privacy.correlated import strategy_of
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
@@ -256,8 +257,9 @@ def _remarks(plan: Plan, allowed: int, last: float) -> Iterator[str]:
         yield "There is no budget (privacy.epsilon): the run stops by [stop] alone."
     reached = min(last, privacy.epsilon or math.inf)
     if reached > WEAK:
+        told = spent_text(reached, privacy.epsilon, 4)
         yield (
-            f"epsilon = {reached:.4g} promises little: see the right guesses. "
+            f"epsilon = {told} promises little: see the right guesses. "
             f"Below {WEAK:g} is what the field calls reasonable, below 1 strong."
         )
     if 10 * plan.round.goal * privacy.separation > privacy.population:

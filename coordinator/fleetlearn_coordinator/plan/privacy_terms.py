@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
@@ -117,7 +118,8 @@ def check_budget(plan: PlanKeys) -> None:
     if first > privacy.epsilon:
         raise PrivacyError(
             Code.BAD_MESSAGE,
-            f"privacy.epsilon = {privacy.epsilon:g} does not allow one release: with privacy.noise "
-            f"= {rules.noise:g} the first one alone costs {first:.4g}. It takes a larger epsilon, "
-            "or more noise; without privacy.noise the noise for stop.rounds releases is computed",
+            f"privacy.epsilon = {budget_text(privacy.epsilon)} does not allow one release: with "
+            f"privacy.noise = {rules.noise:g} the first one alone costs "
+            f"{spent_text(first, digits=4)}. It takes a larger epsilon, or more noise; without "
+            "privacy.noise the noise for stop.rounds releases is computed",
         )

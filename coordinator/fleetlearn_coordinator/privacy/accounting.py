@@ -20,6 +20,7 @@ from functools import lru_cache, partial
 from types import ModuleType
 
 import numpy as np
+from fleetlearn_protocol.epsilon_text import budget_text
 from fleetlearn_protocol.errors import Code, FleetError
 
 from fleetlearn_coordinator.aggregation.privacy.blt import correlated_sensitivity
@@ -174,7 +175,7 @@ def _found(noise: float, epsilon: float, delta: float) -> float:
         return noise
     raise PrivacyError(
         Code.BAD_MESSAGE,
-        f"epsilon = {epsilon:g} at delta = {delta:g} would take a noise multiplier above "
-        f"{MOST_NOISE:g}, in which every update is lost. It takes a larger epsilon, fewer "
+        f"epsilon = {budget_text(epsilon)} at delta = {delta:g} would take a noise multiplier "
+        f"above {MOST_NOISE:g}, in which every update is lost. It takes a larger epsilon, fewer "
         "releases, or fewer participations of a device",
     )

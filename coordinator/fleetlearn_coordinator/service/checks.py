@@ -22,6 +22,7 @@ from pathlib import Path
 
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.addresses import is_loopback
+from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 from fleetlearn_protocol.errors import FleetError, in_words
 
 from fleetlearn_coordinator.network import process_settings
@@ -122,12 +123,13 @@ def check_privacy(plan: Plan) -> CheckView:
         return CheckView("privacy", BAD, error.text, do)
     noise, rounds = noise_multiplier(plan), plan.stop.rounds
     assert plan.privacy is not None
+    spent = spent_text(epsilon_after(plan, rounds, noise), plan.privacy.epsilon, 4)
     found = (
-        f"epsilon {epsilon_after(plan, rounds, noise):.4g} at delta {plan.privacy.delta:g} after "
+        f"epsilon {spent} at delta {plan.privacy.delta:g} after "
         f"{rounds} releases; noise multiplier {noise:.4g}"
     )
     if plan.privacy.epsilon is not None:
-        found += f"; budget {plan.privacy.epsilon:g}"
+        found += f"; budget {budget_text(plan.privacy.epsilon)}"
     return CheckView("privacy", GOOD, found)
 
 

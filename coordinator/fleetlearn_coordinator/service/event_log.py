@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from fleetlearn_protocol.epsilon_text import budget_text, share_text, spent_text
+
 from fleetlearn_coordinator.aggregation.round_summary import (
     describe,
     describe_dropped,
@@ -132,13 +134,14 @@ class EventLog:
         release, epsilon, delta = spent["release"], spent["epsilon"], spent["delta"]
         budget = spent["of"]
         left = to_go if spent["left"] is None else min(to_go, spent["left"])
-        text = "privacy: epsilon %.3g%s at delta %g after %d release%s%s"
-        of = "" if budget is None else f" of {budget:g}"
+        text = "privacy: epsilon %s%s at delta %g after %d release%s%s"
+        of = "" if budget is None else f" of {budget_text(budget)}"
+        told = spent_text(epsilon, budget)
         more = f", {left} left"
         known = said(
             "privacy-spent", release=release, epsilon=epsilon, delta=delta, of=budget, left=left
         )
-        self._log.info(text, epsilon, of, delta, release, "s"[release == 1 :], more, extra=known)
+        self._log.info(text, told, of, delta, release, "s"[release == 1 :], more, extra=known)
         share = 0.0 if budget is None else epsilon / budget
         passed = [each for each in WARNED_AT if self._warned < each <= share]
         if passed:
@@ -148,10 +151,10 @@ class EventLog:
                 left=left, share=share,
             )  # fmt: skip
             text = (
-                "%.0f %% of the privacy budget is spent: epsilon %.3g%s%s; the run finishes "
+                "%s of the privacy budget is spent: epsilon %s%s%s; the run finishes "
                 "before the release that would go past it"
             )
-            self._log.warning(text, 100 * share, epsilon, of, more, extra=known)
+            self._log.warning(text, share_text(share), told, of, more, extra=known)
 
     def _say_exchange_ended(self, event: ExchangeSummarised) -> None:
         name = exchange_name(event.kind, event.number, event.phase)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 
 from fleetlearn_device.session.history import History
 from fleetlearn_device.storage.state_directory import Summary
@@ -273,9 +274,10 @@ def lines_of(view: StatusView, now: float) -> list[tuple[str, str]]:
 
 
 def _privacy_line(privacy: PrivacyView) -> str:
-    budget = "" if privacy.epsilon is None else f" of {privacy.epsilon:.3g}"
+    budget = "" if privacy.epsilon is None else f" of {budget_text(privacy.epsilon)}"
+    spent = spent_text(privacy.spent, privacy.epsilon)
     # The number came with the task, so what this device made of it is not in it.
-    said = f"epsilon {privacy.spent:.3g}{budget} (delta {privacy.delta:.3g}) before its newest task"
+    said = f"epsilon {spent}{budget} (delta {privacy.delta:.3g}) before its newest task"
     count = "once" if privacy.took_part == 1 else f"{privacy.took_part} times"
     most = privacy.may_take_part
     allowed = "" if most is None else f"; its owner allows {most} in one run"

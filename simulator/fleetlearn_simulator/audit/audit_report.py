@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from fleetlearn_protocol.epsilon_text import spent_text
 from rich.table import Table
 
 from fleetlearn_simulator.audit.canary_devices import Guesses
@@ -66,7 +67,7 @@ class AuditReport(NamedTuple):
         table.add_column("")
         for row in self.findings:
             verdict = "below" if row.holds else "ABOVE"
-            proved, accounted = f"epsilon {row.epsilon:.3g}", f"{row.accounted:.3g}"
+            proved, accounted = f"epsilon {row.epsilon:.3g}", spent_text(row.accounted)
             table.add_row(row.attack, f"{row.releases:,}", row.seen, proved, accounted, verdict)
         return table
 

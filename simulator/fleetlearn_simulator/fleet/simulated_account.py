@@ -7,10 +7,11 @@ from typing import Any
 
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.plan.plan import Plan
-from fleetlearn_coordinator.plan.privacy_budget import account_of, budget_of, shown
+from fleetlearn_coordinator.plan.privacy_budget import account_of, budget_of
 from fleetlearn_coordinator.plan.privacy_terms import epsilon_after
 from fleetlearn_coordinator.rounds.commands import Finish
 from fleetlearn_coordinator.rounds.settings import ReleaseBudget
+from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 
 from fleetlearn_simulator.fleet.sent_updates import DeviceNoise
 
@@ -66,7 +67,7 @@ class SimulatedAccount:
             middle = (good + bad) // 2
             good, bad = (middle, bad) if self._epsilon(middle) <= budget else (good, middle)
         spent = self._epsilon(good)
-        told, of = shown(spent, budget)
+        told, of = spent_text(spent, budget), budget_text(budget)
         reason = f"the privacy budget is spent: epsilon {told} of {of} after {good:,} releases"
         return ReleaseBudget(good, Finish(reason, "privacy budget", spent, budget))
 

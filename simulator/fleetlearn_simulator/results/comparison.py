@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fleetlearn_protocol.epsilon_text import spent_text
 from rich.table import Table
 
 from fleetlearn_simulator.errors import SimulatorError
@@ -115,7 +116,7 @@ def _table(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
                 )
             )
         if private:
-            cells.append(_spread([spent_last(run) for run in group.runs]))
+            cells.append(_most_spent([spent_last(run) for run in group.runs]))
         cells.append(f"{_spread([100 * lost_share(run) for run in group.runs], 3)} %")
         cells.append(f"{_spread([100 * wasted_share(run) for run in group.runs], 3)} %")
         cells.append(
@@ -149,6 +150,12 @@ def _spread(values: Sequence[float], digits: int = 4) -> str:
         return ABSENT
     mean = f"{np.mean(values):.{digits}g}"
     return f"{mean} ± {np.std(values, ddof=1):.2g}" if len(values) > 1 else mean
+
+
+def _most_spent(values: Sequence[float]) -> str:
+    """Return what the run with the largest epsilon has spent: for the others it is less."""
+    known = [value for value in values if not np.isnan(value)]
+    return spent_text(max(known), digits=4) if known else ABSENT
 
 
 def _sections(

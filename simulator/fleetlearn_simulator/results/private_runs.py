@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 
 from fleetlearn_simulator.results.html_page import COLOURS, Chart, chart, numbers
 from fleetlearn_simulator.results.loaded_run import Floats, LoadedRun, series, thinned
@@ -22,11 +23,12 @@ def nothing_measured(private: bool) -> str:
 
 def privacy_words(spent: Mapping[str, Any]) -> str:
     """Return what a run has spent. ``spent``: the ``privacy`` of a round's summary."""
-    of = "" if spent.get("of") is None else f" of {spent['of']:g}"
+    of = "" if spent.get("of") is None else f" of {budget_text(spent['of'])}"
+    epsilon = spent_text(spent["epsilon"], spent.get("of"), 4)
     # A page reads all numbers of a run's file as floats.
     releases = "1 release" if spent["release"] == 1 else f"{spent['release']:,.0f} releases"
     return (
-        f"epsilon {spent['epsilon']:.4g}{of} at delta {spent['delta']:g} after {releases}; "
+        f"epsilon {epsilon}{of} at delta {spent['delta']:g} after {releases}; "
         f"clip norm {spent['clip']:.4g}"
     )
 

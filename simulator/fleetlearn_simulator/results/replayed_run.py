@@ -60,6 +60,7 @@ def replayed_run(folder: Path) -> ReplayedRun:
         history.moved(row.bytes.get("up", 0), row.bytes.get("down", 0))
     plan = run.scenario.get("plan", {})
     stop = plan.get("stop", {})
+    spent = _spent(run)
     values = {
         "name": run.name,
         "served": False,
@@ -69,11 +70,13 @@ def replayed_run(folder: Path) -> ReplayedRun:
             "rounds": stop.get("rounds"),
             "metric": stop.get("metric"),
             "target": stop.get("target"),
+            **({"private": plan["privacy"].get("metrics", "none")} if "privacy" in plan else {}),
         },
         "version": len(run.committed),
         "round": len(run.rows),
         "finished": run.summary.get("reason"),
         **history.totals(),
+        **spent,
     }
     losses = [row.train.get("loss") for row in run.committed[-SPARK:]]
     glance = {
@@ -84,8 +87,27 @@ def replayed_run(folder: Path) -> ReplayedRun:
         "finished": run.summary.get("reason"),
         "metrics": _metrics(run.committed[-1]) if run.committed else {},
         "spark": [loss for loss in losses if loss is not None],
+        **spent,
     }
     return ReplayedRun(values, history, glance)
+
+
+def _spent(run: LoadedRun) -> dict[str, Any]:
+    """Return what the page is told of a private run's budget at its end; nothing of another run."""
+    privacy = run.scenario.get("plan", {}).get("privacy")
+    if privacy is None:
+        return {}
+    none: dict[str, Any] = {"epsilon": 0.0, "of": privacy.get("epsilon"), "release": 0}
+    last = run.private[-1].privacy if run.private else none
+    left = last.get("left")
+    spent = {  # all numbers of a run's file are floats
+        "epsilon": last["epsilon"],
+        "budget": last.get("of"),
+        "delta": privacy["delta"],
+        "releases": int(last["release"] or 0),
+        "left": None if left is None else int(left),
+    }
+    return {"privacy": spent}
 
 
 def _thinned(rows: list[Round]) -> list[Round]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 
 from fleetlearn_simulator.results import html_page as page
 from fleetlearn_simulator.results.html_page import ABSENT, PagePart, listed, share, size, span
@@ -142,8 +143,10 @@ def _tiles(run: LoadedRun) -> Iterator[tuple[str, str, str]]:
         )
     if run.private:
         spent = run.private[-1].privacy
-        of = "no budget" if spent.get("of") is None else f"of {spent['of']:g}"
-        yield "epsilon", f"{spent['epsilon']:.4g}", f"{of}, at delta {spent['delta']:g}"
+        budget, epsilon = spent.get("of"), spent["epsilon"]
+        of = "no budget" if budget is None else f"of {budget_text(budget)}"
+        told = ABSENT if epsilon is None else spent_text(epsilon, budget, 4)
+        yield "epsilon", told, f"{of}, at delta {spent['delta']:g}"
     for name, kinds in series(run).items():
         kind = next(iter(kinds))
         mark = NOT_RELEASED if run.private and kind == "test" else ""
@@ -188,7 +191,9 @@ def _last(run: LoadedRun) -> PagePart:
         cells += [ABSENT if value is None else f"{value:.4g}" for value in means]
         if run.private:
             spent = round_.privacy.get("epsilon")
-            cells.append(ABSENT if spent is None else f"{spent:.4g}")
+            cells.append(
+                ABSENT if spent is None else spent_text(spent, round_.privacy.get("of"), 4)
+            )
         cells += [
             ABSENT if round_.change is None or round_.how != "committed" else f"{round_.change:.3g}"
         ]

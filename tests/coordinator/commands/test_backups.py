@@ -262,7 +262,7 @@ def test_a_private_run_s_copy_says_what_it_needs_before_it_is_served(
     counted = type_in("count-releases", again / "run", 2)
     assert counted.exit_code == 0, counted.output
     assert counted.stdout == (
-        "3 releases in all, epsilon 1.925 of 2.3 at delta 1e-06; within the budget are 1 more\n"
+        "3 releases in all, epsilon 1.926 of 2.3 at delta 1e-06; within the budget are 1 more\n"
     )
     fleet = Fleet(plan)
     assert fleet.run.budget.account is not None
@@ -270,7 +270,7 @@ def test_a_private_run_s_copy_says_what_it_needs_before_it_is_served(
     fleet.store.close()
     shutil.rmtree(again)
     shown = type_in("status", home / "plan.toml")
-    assert "privacy: epsilon 1.06 of 2.3 (delta 1e-06), 1 release, 3 left" in shown.stdout
+    assert "privacy: epsilon 1.07 of 2.3 (delta 1e-06), 1 release, 3 left" in shown.stdout
 
 
 def test_releases_are_counted_of_private_runs_alone(host: Path) -> None:

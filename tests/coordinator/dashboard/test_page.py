@@ -88,13 +88,17 @@ def test_the_budget_of_a_private_run_is_seen_as_it_is_spent(
             expect(evaluate).to_have_count(1)
             expect(evaluate).to_be_hidden()
             watched.do(peer.do_round(update_of(1.0), evaluation=None))
-            expect(page.get_by_text("Epsilon 1.061 of 2.3 (delta 1e-6)")).to_be_visible()
+            expect(page.get_by_text("Epsilon 1.07 of 2.3 (delta 1e-6)")).to_be_visible()
             expect(page.get_by_text("1 release, 3 left")).to_be_visible()
             for _ in range(3):
                 watched.do(peer.do_round(update_of(1.0), evaluation=None))
-            spent = page.get_by_text("The privacy budget is spent: epsilon 2.25 of 2.3 after")
+            spent = page.get_by_text("The privacy budget is spent: epsilon 2.26 of 2.3 after")
             expect(spent).to_be_visible()
             expect(page.get_by_text("4 releases, 0 left")).to_be_visible()
+            said = "The run is private: its devices do not take part in evaluations."
+            expect(page.get_by_text(said)).to_be_visible()
+            empty = page.get_by_text("The model was not evaluated on devices yet.")
+            expect(empty).to_be_hidden()
             words = "The run is private: what its devices measure is not shown."
             expect(page.get_by_text(words).first).to_be_visible()
             expect(page.get_by_text("No round has measured it yet.")).to_have_count(0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fleetlearn_coordinator.commands.show import privacy_words, rounds_table, run_lines
+from fleetlearn_coordinator.dashboard.live_records import PrivacySpent
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import AlertSettings
 from fleetlearn_coordinator.results.run_results import RunResults
@@ -20,7 +21,9 @@ from fleetlearn_coordinator.service.monitoring.gauges import run_gauges
 from fleetlearn_coordinator.service.recorded_runs import recorded_runs
 from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_coordinator.service.views.run_views import RunPlace, run_view
+from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 from fleetlearn_protocol.messages import Held, PrivacyNote
+from fleetlearn_simulator.results.private_runs import privacy_words as simulated_words
 from jsonschema import validate
 from peers import PlanMaker, fleet, update_of
 
@@ -102,17 +105,37 @@ def test_a_private_run_is_seen_everywhere(
     assert f"privacy: {words}" in run_lines(view, time.time())
     table = rounds_table(view.rounds, time.time(), 200)
     (column,) = (each for each in table.columns if each.header == "epsilon")
-    assert [*column.cells][-1] == f"{epsilon:.4g}"
+    assert [*column.cells][-1] == spent_text(epsilon, 2.3, 4)
     row = RunResults.load(plan.data_dir).round_rows[-1]
     assert (row["privacy/epsilon"], row["privacy/release"]) == (epsilon, 3)
-    said = [text for text in caplog.messages if text.startswith(("privacy:", "84 %"))]
+    said = [text for text in caplog.messages if text.startswith(("privacy:", "83.8 %"))]
     assert said == [
-        "privacy: epsilon 1.06 of 2.3 at delta 1e-06 after 1 release, 3 left",
-        "privacy: epsilon 1.54 of 2.3 at delta 1e-06 after 2 releases, 2 left",
+        "privacy: epsilon 1.07 of 2.3 at delta 1e-06 after 1 release, 3 left",
+        "privacy: epsilon 1.55 of 2.3 at delta 1e-06 after 2 releases, 2 left",
         "privacy: epsilon 1.93 of 2.3 at delta 1e-06 after 3 releases, 1 left",
-        "84 % of the privacy budget is spent: epsilon 1.93 of 2.3, 1 left; the run finishes "
+        "83.8 % of the privacy budget is spent: epsilon 1.93 of 2.3, 1 left; the run finishes "
         "before the release that would go past it",
     ]
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "budget", "shown"),
+    [
+        (1.5449, 8.0, "epsilon 1.55 of 8 "),
+        (7.9999, 8.0, "epsilon 8 of 8 "),
+        (1.5449, 1.5451, "epsilon 1.545 of 1.5451 "),
+    ],
+)
+def test_epsilon_is_rounded_up_and_a_budget_is_as_it_was_given(
+    epsilon: float, budget: float, shown: str
+) -> None:
+    spent = PrivacySpent(epsilon=epsilon, budget=budget, delta=1e-6, releases=2, left=1)
+    assert privacy_words(spent, None).startswith(shown)
+    found = {"epsilon": epsilon, "of": budget, "delta": 1e-6, "release": 2, "clip": 1.0}
+    told = spent_text(epsilon, budget, 4)
+    words = f"epsilon {told} of {budget_text(budget)} at delta 1e-06 after 2 releases; clip norm 1"
+    assert simulated_words(found) == words
+    assert epsilon <= float(told) <= budget
 
 
 def test_a_run_without_a_budget_says_so(make_plan: PlanMaker) -> None:
@@ -123,8 +146,8 @@ def test_a_run_without_a_budget_says_so(make_plan: PlanMaker) -> None:
     assert left == plan.stop.rounds - 1
     view = run_view(RunPlace("test", plan.data_dir))
     assert view.privacy is not None
-    assert privacy_words(view.privacy, None) == "epsilon 1.06 (delta 1e-06), 1 release"
-    words = "privacy: epsilon 1.06 (delta 1e-06), 1 release, 999 left"
+    assert privacy_words(view.privacy, None) == "epsilon 1.07 (delta 1e-06), 1 release"
+    words = "privacy: epsilon 1.07 (delta 1e-06), 1 release, 999 left"
     assert words in run_lines(view, time.time())
 
 

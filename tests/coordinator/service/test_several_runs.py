@@ -724,7 +724,7 @@ async def test_a_private_run_ends_at_its_budget_and_a_change_of_it_is_in_the_aud
             await peer.do_round(UPDATE, evaluation=None)
         await settled(peer)
         assert server.run.finished is not None
-        assert "the privacy budget is spent: epsilon 1.54 of 1.6 after 2" in server.run.finished
+        assert "the privacy budget is spent: epsilon 1.55 of 1.6 after 2" in server.run.finished
         await host.want("a", "stopped")
         text = (folder / "a.toml").read_text()
         (folder / "a.toml").write_text(text.replace("epsilon = 1.6", "epsilon = 2.3"))

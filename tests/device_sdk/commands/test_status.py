@@ -117,6 +117,12 @@ def test_a_pipe_that_is_closed_is_no_traceback(folder: Path) -> None:
             "says; this device took part 4 times",
         ),
         (
+            PrivacyNote(1.5449, 1e-6, 7.9999),
+            PrivacyDemands(),
+            "privacy  epsilon 1.55 of 7.9999 (delta 1e-06) before its newest task, as the "
+            "coordinator says; this device took part 4 times",
+        ),
+        (
             PrivacyNote(0.0, 1e-5),
             PrivacyDemands(participations=10),
             "privacy  epsilon 0 (delta 1e-05) before its newest task, as the coordinator says; "

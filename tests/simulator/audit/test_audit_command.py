@@ -38,7 +38,7 @@ def test_a_sound_plan_is_told_in_a_table(tmp_path: Path, private_line: Path) -> 
     said = " ".join(re.sub("[│┃]", " ", done.stdout).split())
     assert "audit of steps: gaussian, noise multiplier 3.464, delta 1e-06, 3 releases" in said
     assert re.search(r"canaries 3 of 300 canaries \d+ guessed, \d+ right epsilon 0", said)
-    assert "2.25 below" in said
+    assert "2.26 below" in said
     assert said.endswith("it is no proof of one.")
 
 

@@ -68,6 +68,28 @@ def test_rounds_in_virtual_time(tmp_path: Path) -> None:
     assert sum(sample[5] for sample in found.history.samples.rows) == 1
 
 
+@pytest.mark.parametrize("budget", [2.3, None])
+def test_a_private_run_shows_what_it_has_spent(tmp_path: Path, budget: float | None) -> None:
+    """As a coordinator's page does: of the last release, of none before it, and nothing of a run
+    that is not private."""
+    left = None if budget is None else 3
+    one = {"release": 1, "epsilon": 1.06, "delta": 1e-6, "of": budget, "left": left, "clip": 1.0}
+    scenario = 'name = "s"\n[plan.stop]\nrounds = 5\n[plan.privacy]\ndelta = 1e-6\nnoise = 4\n'
+    scenario += "" if budget is None else f"epsilon = {budget}\n"
+    shown = {"budget": budget, "delta": 1e-6}
+    for name, rows, known in [
+        ("none", [row(1, how="abandoned")], {"epsilon": 0.0, "releases": 0, "left": None}),
+        ("one", [row(1, privacy=one), row(2, how="abandoned")],
+         {"epsilon": 1.06, "releases": 1, "left": left}),
+    ]:  # fmt: skip
+        write_rows(tmp_path / name, rows, scenario=scenario)
+        found = replayed_run(tmp_path / name)
+        assert found.values["privacy"] == found.glance["privacy"] == shown | known
+        assert found.values["about"]["private"] == "none"
+        check_document(found)
+    assert "privacy" not in replayed_run(write_run(tmp_path / "public", 3)).values
+
+
 def check_document(run: ReplayedRun) -> None:
     """Hold what the page is told of a run to its schema."""
     values, lists = run.values, run.history.lists

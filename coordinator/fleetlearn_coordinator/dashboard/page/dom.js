@@ -100,6 +100,21 @@ export function figure(value) {
   return String(Number(value.toPrecision(4)));
 }
 
+// Epsilon that was spent: rounded up, so that nobody reads less than it is, with more digits where it
+// would otherwise look past a budget that it is within (fleetlearn_protocol/epsilon_text.py).
+export function spentText(epsilon, budget = null) {
+  if (!Number.isFinite(epsilon)) return String(epsilon);
+  for (let digits = 3; digits < 17; digits++) {
+    const nearest = Number(epsilon.toPrecision(digits));
+    const step = 10 ** (Math.floor(Math.log10(epsilon)) - digits + 1);
+    const shown = nearest < epsilon ? Number((nearest + step).toPrecision(digits)) : nearest;
+    if (shown >= epsilon && (budget === null || epsilon > budget || shown <= budget)) {
+      return String(shown);
+    }
+  }
+  return String(epsilon);
+}
+
 export function bytes(value) {
   if (!value) return "0 B";
   const units = ["B", "kB", "MB", "GB", "TB", "PB"];

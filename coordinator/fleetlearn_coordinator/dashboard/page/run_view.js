@@ -5,13 +5,14 @@ import { button } from "./actions.js";
 import { canary } from "./canary_view.js";
 import { lines, stacked } from "./charts.js";
 import {
-  bytes, clock, count, duration, el, explain, figure, moment, plural, say, short, show, table,
+  bytes, clock, count, duration, el, explain, figure, moment, plural, say, short, show, spentText, table,
 } from "./dom.js";
 import { ask, now, topic, who } from "./live.js";
 import { stateOf } from "./runs_view.js";
 
 const COLOURS = 8;
 const BARS = 40;
+const NOT_EVALUATED = "The run is private: its devices do not take part in evaluations.";
 const NOT_RELEASED = "The run is private: what its devices measure is not shown.";
 // What the names of metrics begin with that are drawn beside others -> in words.
 const KINDS = [["personal.", "of personal models"], ["test.", "on the test data"]];
@@ -197,12 +198,12 @@ function privacy() {
     show(node, Boolean(found));
     if (!found) return;
     const { epsilon, budget, delta, releases, left } = found;
-    const of = budget === null ? "" : ` of ${figure(budget)}`;
+    const of = budget === null ? "" : ` of ${budget}`;
     const rounds = run.about?.rounds;
     const toGo = rounds ? Math.max(0, rounds - run.version) : Infinity;
     const most = Math.min(left ?? Infinity, toGo);
     const more = Number.isFinite(most) ? `, ${count(most)} left` : "";
-    spent.draw(`Epsilon ${figure(epsilon)}${of} (delta ${delta.toExponential()})`, `${plural(releases, "release")}${more}`, [budget === null ? 0 : epsilon / budget]);
+    spent.draw(`Epsilon ${spentText(epsilon, budget)}${of} (delta ${delta.toExponential()})`, `${plural(releases, "release")}${more}`, [budget === null ? 0 : epsilon / budget]);
     say(words, budget === null ? "The plan states no budget: the run ends by its other rules." : "The run finishes before the release that would go past its budget.");
   }
   return { node, draw };
@@ -511,12 +512,17 @@ function evaluations() {
     { empty: "The model was not evaluated on devices yet." },
   );
   const open = el("p", { class: "notice" });
-  const node = section("Evaluations", open, el("div", { class: "panel" }, rows.node));
+  const note = el("p", { class: "readout" }, NOT_EVALUATED);
+  const panel = el("div", { class: "panel" }, rows.node);
+  const node = section("Evaluations", open, note, panel);
   function draw(run, lists) {
     const one = run.evaluation;
     say(open, one ? `Evaluation ${one.number} of version ${one.version} is under way: ${one.devices} of ${one.of} devices have measured.` : "");
     show(open, Boolean(one));
     const found = [...lists.evaluations].reverse().slice(0, 50);
+    const isPrivate = Boolean(run.about?.private);
+    show(note, isPrivate);
+    show(panel, !isPrivate || found.length > 0);
     if (who().replay) show(node, found.length > 0);
     rows.draw(
       found.map((row) => ({

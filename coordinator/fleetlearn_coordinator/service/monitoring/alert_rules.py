@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 from typing import Literal, NamedTuple
 
+from fleetlearn_protocol.epsilon_text import share_text
+
 from fleetlearn_coordinator.plan.service_settings import AlertSettings
 
 MINUTE, DAY, GIB = 60.0, 86400.0, float(2**30)
-Unit = Literal["seconds", "share", "times", "bytes", "none"]
+Unit = Literal["seconds", "share", "spent", "times", "bytes", "none"]
 
 
 class AlertRule(NamedTuple):
@@ -84,7 +86,7 @@ RULES: tuple[AlertRule, ...] = (
     ),
     AlertRule(
         "PrivacySpent", "fleetlearn_privacy_spent_ratio", "above", "privacy_share", 1.0, 0.0,
-        "warning", "share", "VALUE of the privacy budget is spent; at all of it the run finishes",
+        "warning", "spent", "VALUE of the privacy budget is spent; at all of it the run finishes",
     ),
 )  # fmt: skip
 
@@ -100,6 +102,8 @@ def shown(value: float, unit: Unit) -> str:
             return f"{value:.0f} seconds"
         case "share":
             return f"{100 * value:.3g} %"
+        case "spent":
+            return share_text(value)
         case "bytes":
             return f"{value / 2**20:.0f} MiB"
         case _:
@@ -111,6 +115,7 @@ def shown(value: float, unit: Unit) -> str:
 _TEMPLATES: dict[Unit, str] = {
     "seconds": "{{ $value | humanizeDuration }}",
     "share": "{{ $value | humanizePercentage }}",
+    "spent": "{{ $value | humanizePercentage }}",
     "bytes": "{{ $value | humanize1024 }}B",
     "times": '{{ $value | printf "%.3g" }}',
     "none": "{{ $value }}",

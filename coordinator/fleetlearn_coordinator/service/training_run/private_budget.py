@@ -17,6 +17,7 @@ from contextlib import closing
 from typing import Any
 
 import msgspec
+from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.messages import Held
 
@@ -205,7 +206,8 @@ def _change(before: PrivacyAccount, after: PrivacyAccount) -> str | None:
     old, new = (_terms(each) for each in (before, after))
     text = f"{old} before, {new} now" if old != new else f"{new}, and other rules of the releases"
     return (
-        f"{text}; epsilon {after.epsilon:.3g} is spent by {_many(after.releases)}, and stays spent"
+        f"{text}; epsilon {spent_text(after.epsilon, after.budget)} is spent by "
+        f"{_many(after.releases)}, and stays spent"
     )
 
 
@@ -215,7 +217,7 @@ def _many(releases: int) -> str:
 
 def _terms(account: PrivacyAccount) -> str:
     last = account.segments[-1]
-    budget = "no budget" if account.budget is None else f"epsilon {account.budget:g}"
+    budget = "no budget" if account.budget is None else f"epsilon {budget_text(account.budget)}"
     return (
         f"{budget} at delta {account.delta:g} ({last.mechanism}, noise {last.noise:.4g}, "
         f"separation {last.separation}, participations {last.participations})"

@@ -51,6 +51,7 @@ def test_values_are_shown_for_people() -> None:
     assert shown(3 * 86400, "seconds") == "3 days"
     assert shown(-3 * 86400, "seconds") == "-3 days"
     assert shown(0.256, "share") == "25.6 %"
+    assert shown(0.90449, "spent") == "90.5 %", "what is spent is never shown as less"
     assert shown(3 * 2**19, "bytes") == "2 MiB"
     assert shown(1.2345, "times") == "1.23"
 

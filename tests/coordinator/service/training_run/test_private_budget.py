@@ -109,7 +109,7 @@ def test_the_run_finishes_by_name_before_a_release_past_its_budget(make_plan: Pl
     assert isinstance(finish, Finish)
     assert finish.rule == "privacy budget"
     reason = (
-        "the privacy budget is spent: epsilon 2.25 of 2.3 after 4 releases; another would make "
+        "the privacy budget is spent: epsilon 2.26 of 2.3 after 4 releases; another would make "
         "it 2.55"
     )
     assert fleet.run.finished == reason
@@ -163,7 +163,7 @@ def test_a_changed_plan_begins_another_segment(
     assert "the plan's [privacy] has changed: no budget at delta 1e-06 (gaussian, noise 4, " in (
         caplog.text
     )
-    assert "epsilon 2.25 is spent by 4 releases, and stays spent" in caplog.text
+    assert "epsilon 2.26 is spent by 4 releases, and stays spent" in caplog.text
 
 
 def test_abandoned_rounds_spend_nothing_and_a_roll_back_gives_nothing_back(
@@ -205,7 +205,7 @@ def test_with_noise_on_the_device_an_abandoned_round_spends_too(make_plan: PlanM
     fleet.check_in("b")
     (finish,) = fleet.carry_out(fleet.run.engine.tick(fleet.run.engine.deadline))[-1:]
     assert isinstance(finish, Finish)
-    assert finish.reason.startswith("the privacy budget is spent: epsilon 2.25 of 2.3 after 4 rou")
+    assert finish.reason.startswith("the privacy budget is spent: epsilon 2.26 of 2.3 after 4 rou")
     fleet.store.close()
 
 
@@ -375,7 +375,7 @@ def test_changes_of_a_private_run_are_in_the_audit_log_once(
         found = [(row.at, row.what, row.about) for row in identities.events()]
     terms = "at delta 1e-06 (gaussian, noise 4, separation 1, participations 1000)"
     change = (
-        f"no budget {terms} before, epsilon 6 {terms} now; epsilon 1.06 is spent by 1 release, "
+        f"no budget {terms} before, epsilon 6 {terms} now; epsilon 1.07 is spent by 1 release, "
         "and stays spent"
     )
     counted = {"plan": "test", "change": "3 releases of the original counted", "who": "command"}
