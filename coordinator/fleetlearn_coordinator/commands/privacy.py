@@ -88,12 +88,13 @@ def show_statement(found: PrivacyStatement) -> None:
     _section("To note", found.remarks)
     _heading("Noise of one release")
     show_table(_noise_table(found.noise, found.mechanism))
-    _heading("What else could be had, after all releases", after_table=True)
-    table = plain_table("plan", "epsilon", "on the mean", wraps="plan")
+    _heading("What else could be had, after all planned releases", after_table=True)
+    table = plain_table("plan", "epsilon", "on the mean", "", wraps="plan")
     for other in found.what_if:
-        table.add_row(
-            other.change, spent_text(other.epsilon, found.budget, 4), f"{other.on_mean:.4g}"
-        )
+        past = found.budget is not None and other.epsilon > found.budget
+        note = "past the budget" if past else ""
+        epsilon = spent_text(other.epsilon, found.budget, 4)
+        table.add_row(other.change, epsilon, f"{other.on_mean:.4g}", note)
     show_table(table)
     _heading("Devices that full rounds need", after_table=True)
     table = plain_table("for", "needed", "there", "", wraps="for")

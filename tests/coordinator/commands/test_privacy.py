@@ -77,6 +77,7 @@ def test_a_budget_that_is_too_small_is_shown_and_remarked(plan: Path) -> None:
     plan.write_text(f"{plan.read_text()}epsilon = 1.0")
     shown = typed("privacy", plan)
     assert "past the budget" in shown
+    assert re.search(r"^ this plan .* past the budget$", shown, re.MULTILINE)
     assert "the coordinator refuses to start this run" in shown
 
 
