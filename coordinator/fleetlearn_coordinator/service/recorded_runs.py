@@ -36,6 +36,7 @@ def _recorded(views: LocalViews, run: RunView) -> ReplayedRun:
         "rounds": run.stop.get("rounds"),
         "metric": run.stop.get("metric"),
         "target": run.stop.get("target"),
+        **_privacy_of_metrics(run),
     }
     values = {
         "name": run.name,
@@ -60,6 +61,15 @@ def _recorded(views: LocalViews, run: RunView) -> ReplayedRun:
         **privacy_state(run.privacy),
     }
     return ReplayedRun(values, history, glance)
+
+
+def _privacy_of_metrics(run: RunView) -> dict[str, str]:
+    """Return what the page is told of what a private run's devices measure; nothing of another
+    run."""
+    if run.privacy is None:
+        return {}
+    noised = any("metrics_noise" in row.summary.get("privacy", {}) for row in run.rounds)
+    return {"private": "noised" if noised else "none"}
 
 
 def read_records(views: LocalViews, path: tuple[str, ...], query: Mapping[str, str]) -> Any:

@@ -87,6 +87,8 @@ def test_a_private_run_is_seen_everywhere(
     assert stopped_state("test", plan)["privacy"] == spent
     (recorded,) = recorded_runs(LocalViews(plan=plan)).values()
     assert recorded.values["privacy"] == recorded.glance["privacy"] == spent
+    for values in (found["state"], recorded.values):
+        assert values["about"]["private"] == "none", "what its devices measure has no chart"
     for kind, values in (("RunValues", found["state"]), ("Glance", found["glance"])):
         validate(json.loads(json.dumps(values)), {**schema(), "$ref": f"#/$defs/{kind}"})
     # in metrics, and the alert at 90 %

@@ -9,6 +9,8 @@ import pytest
 from answering import Fleet, leases
 from fleetlearn_coordinator import Plan, read_status
 from fleetlearn_coordinator.rounds.commands import Finish
+from fleetlearn_coordinator.service.recorded_runs import recorded_runs
+from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_protocol.messages import Evaluation
 from peers import plan_text, update_of
 
@@ -49,6 +51,8 @@ def test_a_run_stops_by_what_is_released(plan: Plan) -> None:
     assert (finish.rule, finish.metric, finish.version) == ("metric", "accuracy", 2)
     assert "on the devices' training examples, with noise; the target is 0.8" in finish.reason
     fleet.store.close()
+    (recorded,) = recorded_runs(LocalViews(plan=plan)).values()
+    assert recorded.values["about"]["private"] == "noised"
     shown = [row.summary["metrics"] for row in read_status(plan.data_dir).rounds]
     assert [row["accuracy"] for row in shown] == pytest.approx([0.5, 0.75, 0.85], abs=0.01)
     assert [row["loss"] for row in shown] == pytest.approx([4.0] * 3, abs=0.04), "limited to 4"
