@@ -3,7 +3,9 @@
 In turns: a coordinator as it is, and one whose plan has [privacy]. Both take the same updates by
 websockets, spool them, add them up and make the next model; the private one also measures the norm
 of each update, clips it, and adds noise to each sum. Half of the repeats begin with the one, half
-with the other. The second table is of the release alone, in this process.
+with the other. The second table is of the release alone, in this process. The third is of the
+rounds' bookkeeping alone, in this process: the engine with limits of participation beside the
+engine without them, for 10,000 connected devices.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import _measure as measure
 import numpy as np
 from fleetlearn_coordinator.aggregation.privacy.release import begin, release
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
+from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_protocol import discrete_gaussian
 from rounds import fleetlearn
 
@@ -46,6 +50,32 @@ def parts_of(size: int) -> dict[str, Callable[[], object]]:
     }
 
 
+def bookkeeping(devices: int, rounds: int, *, limited: bool) -> dict[str, float]:
+    """Return the CPU of an engine in which a tenth of the devices reports in each round.
+    ``limited``: whether a device takes part in every second release at most, and no more often than
+    once in two of these rounds."""
+    goal = max(1, devices // 10)
+    settings = Settings(
+        goal=goal, cohort=goal, minimum=goal, deadline=600.0, grace=60.0, gather=0.0, seed=1,
+        separation=2 if limited else 0, participations=max(1, rounds // 2) if limited else None,
+    )  # fmt: skip
+    engine = Engine(settings)
+    for number in range(devices):
+        engine.check_in(f"d{number}", None, 0.0)
+    began = time.process_time()
+    for number in range(1, rounds + 1):
+        for device, task in list(engine.leases.items()):
+            engine.count_report(device, task, float(number))
+        if engine.phase is not Phase.COMMITTING:
+            raise RuntimeError(f"round {number} is {engine.phase}, and was to be committed")
+        engine.committed(float(number), change=1.0, metrics={})
+    seconds = time.process_time() - began
+    return {
+        "cpu_ms_per_round": 1e3 * seconds / rounds,
+        "cpu_us_per_report": 1e6 * seconds / rounds / goal,
+    }
+
+
 def main() -> None:
     options = measure.parser(__doc__)
     options.add_argument("--devices", type=int, default=100)
@@ -54,6 +84,9 @@ def main() -> None:
     )
     options.add_argument("--rounds", type=int, default=5, help="rounds that count")
     options.add_argument("--repeats", type=int, default=4)
+    options.add_argument(
+        "--connected", type=int, default=10_000, help="devices of the engine alone"
+    )
     options.add_argument(
         "--limit", type=float, default=300.0, help="seconds that one repeat may take"
     )
@@ -79,6 +112,12 @@ def main() -> None:
         results[name] = measure.middle(values[3:])
         rows.append((name, measure.show(results[name])))
     print(f"\n{measure.table(rows)}")
+    engines: dict[str, list[dict[str, float]]] = {"limits": [], "no limits": []}
+    for _ in range(3 + chosen.repeats):
+        for name, own in engines.items():
+            own.append(bookkeeping(chosen.connected, 20, limited=name == "limits"))
+    results["engine"] = measure.summary({name: own[3:] for name, own in engines.items()})
+    print(f"\n{measure.side_by_side(results['engine'])}")
     settings = {key: value for key, value in vars(chosen).items() if key != "json"}
     measure.write_json(chosen.json, settings, results)
 

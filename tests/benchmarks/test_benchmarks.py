@@ -76,8 +76,9 @@ def test_monitoring(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_privacy_round(tmp_path: Path) -> None:
     sizes = ("--devices", "3", "--size", "100", "--rounds", "3", "--repeats", "2")
-    found = figures(tmp_path, "privacy_round.py", *sizes)
+    found = figures(tmp_path, "privacy_round.py", *sizes, "--connected", "100")
     assert found["private"]["cpu_ms_per_round"]["min"] > 0
+    assert found["engine"]["ratio"]["cpu_us_per_report"]["min"] > 0
     assert found["a release"]["min"] > 0
 
 
