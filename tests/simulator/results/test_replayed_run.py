@@ -152,6 +152,28 @@ def test_a_fleet_of_a_hundred_thousand_is_replayed(
             assert problems == []
 
 
+@pytest.mark.slow
+def test_a_private_run_has_charts_of_the_test_data_alone(tmp_path: Path) -> None:
+    """Its devices' own measurements have neither a chart nor a name in one."""
+    spent = {"release": 1, "epsilon": 1.06, "delta": 1e-6, "of": 8.0, "left": 3, "clip": 1.0}
+    scenario = 'name = "s"\n[plan.privacy]\ndelta = 1e-6\nnoise = 4\n'
+    test = {"loss": 3.0, "error": 0.5}
+    write_rows(tmp_path / "run", [row(1, test=test, privacy=spent)], scenario=scenario)
+    with processes(tmp_path) as run:
+        command = Path(sys.executable).with_name("fleetlearn-simulate")
+        run.start("view", str(command), "view", str(tmp_path / "run"))
+        wait_for(lambda: "#token=" in run.log("view"), "the link")
+        with browsing(tmp_path / "profile") as browser:
+            page = browser.pages[0]
+            page.goto(run.log("view").split()[-1])
+            page.get_by_role("link", name="s", exact=True).click()
+            for name, value in (("Loss", 3), ("Error", 0.5)):
+                words = f"{name}; newest: on the test data {value}"
+                expect(page.get_by_role("img", name=words, exact=True)).to_be_visible()
+            legends = page.locator(".legend").filter(has_text="on the test data")
+            expect(legends).to_have_text(["on the test data"] * 2)
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("fleetlearn-simulate")), "view", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

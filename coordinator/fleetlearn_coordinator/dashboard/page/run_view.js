@@ -260,7 +260,8 @@ function learning() {
     const [rows, found] = learned(lists.rounds.filter((row) => row.outcome === "committed"));
     const names = found.filter((name) => !KINDS.some(([prefix]) => name.startsWith(prefix)));
     const measured = heldOut(lists, rows);
-    for (const name of ["loss", ...measured.flatMap((each) => Object.keys(each.metrics))]) {
+    const prefixed = KINDS.flatMap(([prefix]) => found.filter((name) => name.startsWith(prefix)).map((name) => name.slice(prefix.length)));
+    for (const name of ["loss", ...prefixed, ...measured.flatMap((each) => Object.keys(each.metrics))]) {
       if (!names.includes(name)) names.push(name);
     }
     names.sort((a, b) => (a === "loss" ? -1 : b === "loss" ? 1 : 0));
@@ -283,17 +284,18 @@ function learning() {
     for (const [id, chart] of charts) {
       const name = id.slice(id.indexOf(" ") + 1);
       const points = (key) => rows.filter((row) => Number.isFinite(row.metrics[key])).map((row) => [row[axis.value], row.metrics[key]]);
-      const own = measured.filter((each) => Number.isFinite(each.metrics[name]));
-      // What devices measure in a private run has no line: without a name of one beside the others.
-      const series = hidden && own.length ? [] : [{ name, colour: 0, points: points(name) }];
+      const series = [{ name, colour: 0, points: points(name) }];
       KINDS.forEach(([prefix, words], place) => {
         if (!found.includes(prefix + name)) return;
         series.push({ name: words, colour: place + 1, points: points(prefix + name) });
       });
+      const own = measured.filter((each) => Number.isFinite(each.metrics[name]));
       if (own.length) {
         const points = own.map((each) => [each.round[axis.value], each.metrics[name]]);
         series.push({ name: HELD_OUT, colour: 3, points });
       }
+      // What devices measure in a private run has no line, so no name beside the other lines.
+      if (hidden && series.length > 1) series.shift();
       const about = run.about ?? {};
       if (about.metric === name && about.target !== null && series[0].points.length) {
         const ends = [series[0].points[0][0], series[0].points.at(-1)[0]];
