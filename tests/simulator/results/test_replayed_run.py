@@ -118,6 +118,24 @@ def test_a_run_of_many_rounds_is_thinned_and_keeps_its_end(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_the_page_of_a_private_simulation_shows_what_is_spent(tmp_path: Path) -> None:
+    one = {"release": 1, "epsilon": 1.5449, "delta": 1e-6, "of": 7.9999, "left": 3, "clip": 1.0}
+    scenario = 'name = "s"\n[plan.stop]\nrounds = 5\n'
+    scenario += "[plan.privacy]\ndelta = 1e-6\nepsilon = 7.9999\n"
+    write_rows(tmp_path / "s.sim", [row(1, privacy=one)], scenario=scenario)
+    with processes(tmp_path) as run:
+        command = Path(sys.executable).with_name("fleetlearn-simulate")
+        run.start("view", str(command), "view", str(tmp_path / "s.sim"))
+        wait_for(lambda: "#token=" in run.log("view"), "the link")
+        with browsing(tmp_path / "profile") as browser:
+            page = browser.pages[0]
+            page.goto(run.log("view").split()[-1])
+            page.get_by_role("link", name="s", exact=True).click()
+            expect(page.get_by_text("Epsilon 1.55 of 7.9999 (delta 1e-6)")).to_be_visible()
+            expect(page.get_by_text("1 release, 3 left")).to_be_visible()
+
+
+@pytest.mark.slow
 def test_a_fleet_of_a_hundred_thousand_is_replayed(
     line: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
