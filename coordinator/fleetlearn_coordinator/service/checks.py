@@ -35,6 +35,7 @@ from fleetlearn_coordinator.service.views.run_views import RunPlace, run_view
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.find_storage import find_storage, is_folder
 from fleetlearn_coordinator.storage.identities import DATABASE, Identities
+from fleetlearn_coordinator.storage.ledger import PRIVACY_COPIED
 from fleetlearn_coordinator.storage.store import most_spool_files
 
 GOOD, WARNING, BAD, UNKNOWN = "good", "warning", "bad", "unknown"
@@ -192,6 +193,10 @@ def check_run(place: RunPlace, plan: Plan | None = None) -> CheckView:
     if plan is not None and (broken := _broken_promise(plan, run)):
         do = "put [privacy] back, or take it out, or begin another run (another name and data_dir)"
         return CheckView(what, BAD, broken, do)
+    if run.privacy is not None and (copied := _copied(place)):
+        found = f"{copied}; what its original has released since is not counted"
+        do = f"fleetlearn-coordinator count-releases {place.data} NUMBER"
+        return CheckView(what, BAD, found, do)
     if run.state == "failed":
         return CheckView(what, BAD, run.failed, "mend that, then `fleetlearn-coordinator resume`")
     if run.finished is not None:
@@ -215,6 +220,18 @@ def _broken_promise(plan: Plan, run: RunView) -> str:
     if plan.privacy is not None and run.privacy is None and run.version:
         return f"has released models without [privacy], up to version {run.version}"
     return ""
+
+
+def _copied(place: RunPlace) -> str:
+    """Return what became of a private run's data directory that ``serve`` refuses; empty:
+    nothing."""
+    # Beside NumPy: for private runs alone.
+    from fleetlearn_coordinator.service.training_run.private_budget import PLACE, uncounted_copy
+
+    storage = find_storage(place.data)
+    with storage.read_ledger() as ledger:
+        known = ledger.metadata()
+    return uncounted_copy(storage.where, known.get(PRIVACY_COPIED), known.get(PLACE))
 
 
 def check_ports(service: ServiceSettings, *, running: bool) -> Checks:

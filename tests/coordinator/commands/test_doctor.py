@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import sys
 import time
@@ -19,6 +20,7 @@ from fleetlearn_coordinator.__main__ import app
 from fleetlearn_coordinator.network.process_settings import DescriptorShares
 from fleetlearn_coordinator.service import checks
 from fleetlearn_coordinator.service.private_ca import make_certificate
+from fleetlearn_coordinator.service.training_run.private_budget import count_releases
 from fleetlearn_coordinator.storage.find_storage import STORES, find_storage
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.ledger import Metadata
@@ -142,6 +144,21 @@ def test_privacy_that_is_taken_out_of_a_run(private: Path) -> None:
         "has made 1 release under [privacy], which the plan does not have any more",
     )
     assert "begin another run" in row["do"]
+
+
+def test_a_copy_of_a_private_run(private: Path) -> None:
+    release(private)
+    data = private.parent / "run"
+    data.rename(data.with_name("elsewhere"))
+    shutil.copytree(data.with_name("elsewhere"), data)
+    assert examine()["run test"]["state"] == "good"
+    private.write_text(private.read_text().replace(str(data), str(data.with_name("elsewhere"))))
+    row = bad()
+    assert row["what"] == "run test"
+    assert f"elsewhere was moved or copied from {data}" in row["found"]
+    assert row["do"].startswith("fleetlearn-coordinator count-releases ")
+    count_releases(data.with_name("elsewhere"), 0, 1.0, "t")
+    assert examine()["run test"]["state"] == "good"
 
 
 def test_privacy_that_comes_too_late(folder: Path) -> None:

@@ -232,15 +232,23 @@ def _place_of(where: str) -> str:
     return os.path.realpath(where) if is_path(where) else where
 
 
+def uncounted_copy(where: str, marked: object, place: str | None) -> str:
+    """Return what became of a run's data directory since it was served last, where nobody has said
+    what its original released since; empty: nothing. ``marked``: what the ledger has of
+    PRIVACY_COPIED; ``place``: what it has of PLACE."""
+    if marked:
+        return f"{where} was restored from a backup"
+    if place is not None and place != _place_of(where):
+        return f"{where} was moved or copied from {place}"
+    return ""
+
+
 def _refuse_copy(store: Store, before: PrivacyAccount) -> None:
     """Raise StoreError where the run is a copy of which nobody has said what the original released
     since."""
-    where, place = store.storage.where, store.ledger.get(PLACE)
-    if store.ledger.get(PRIVACY_COPIED):
-        what = f"{where} was restored from a backup"
-    elif place is not None and place != _place_of(where):
-        what = f"{where} was moved or copied from {place}"
-    else:
+    where, ledger = store.storage.where, store.ledger
+    what = uncounted_copy(where, ledger.get(PRIVACY_COPIED), ledger.get(PLACE))
+    if not what:
         return
     raise StoreError(
         Code.BAD_MESSAGE,
