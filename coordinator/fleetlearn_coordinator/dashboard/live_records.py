@@ -169,6 +169,8 @@ class RunValues(Struct, kw_only=True):
     connected: int | UnsetType = UNSET
     """Devices that are connected and may serve the run."""
     idle: int | UnsetType = UNSET
+    unable: int | UnsetType = UNSET
+    """Connected devices that cannot do the run's tasks."""
     training: int | UnsetType = UNSET
     uploading: int | UnsetType = UNSET
     queued: int | UnsetType = UNSET

@@ -52,5 +52,6 @@ def test_memory_that_is_written_is_resident() -> None:
     after = resident_bytes()
     assert before is not None
     assert after is not None
-    assert 60 * MIB < after - before < 80 * MIB
+    # Other threads and the garbage collector change some MiB meanwhile.
+    assert 48 * MIB < after - before < 96 * MIB
     del block
