@@ -3,25 +3,17 @@ metrics and model in the simulator and after a kill."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model, read_status
-from fleetlearn_coordinator.service.training_run.saved_privacy import SECRET
-from fleetlearn_coordinator.storage.ledger import Metadata
-from fleetlearn_coordinator.storage.store import open_store
-from fleetlearn_protocol import open_bundle
-from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.fleet.device_names import name_of
-from fleetlearn_simulator.keyed_random import secret_bytes
 from fleetlearn_simulator.results.run_folder import ROUNDS as ROWS
 from fleetlearn_simulator.results.run_folder import read_rows
-from fleetlearn_simulator.scenario.scenario import Scenario
 from peers import plan_text
 from processes import Processes, free_port, service_file
+from simulated_shards import give_simulator_s_secret, simulate_shards
 
 pytestmark = pytest.mark.slow
 
@@ -46,21 +38,6 @@ PRIVATE: dict[str, object] = {
     "privacy__metrics": "noised",
 }
 BOUNDS = "metrics_bounds = { loss = [0.0, 5.0], accuracy = [0.0, 1.0] }"
-SCENARIO = """
-name = "adaptive"
-plan = "plan.toml"
-population = { size = 2, connected = 2 }
-data = { kind = "function", function = "shards:make" }
-compute = { step_seconds = 1.0 }
-"""
-SHARDS = """
-from pathlib import Path
-import numpy as np
-
-def make(device, seed):
-    with np.load(Path(__file__).with_name(f"{device}.npz")) as file:
-        return {"x": file["x"], "y": file["y"]}
-"""
 SHOWN = ("metrics", "evaluation", "train", "privacy", "change", "reports")
 
 
@@ -84,33 +61,20 @@ def test_processes_and_simulator_release_the_same(
     shards: list[Path],
     crash: tuple[str, int] | None,
 ) -> None:
-    for device in range(DEVICES):
-        with np.load(shards[device]) as file:
-            np.savez(tmp_path / f"{device}.npz", x=file["x"], y=file["y"])
-    (tmp_path / "shards.py").write_text(SHARDS)
     (tmp_path / "plan.toml").write_text(plan_of(bundle_path, tmp_path / "unused"))
-    (tmp_path / "scenario.toml").write_text(SCENARIO)
-    scenario = Scenario.load(tmp_path / "scenario.toml")
-    outcome = simulate(scenario, tmp_path / "simulated", Options(backend="bundle", workers=1))
-    assert outcome is not None
+    outcome = simulate_shards(tmp_path, shards[:DEVICES])
     rows = [row for row in read_rows(outcome.folder, ROWS) if row["how"] == "committed"]
 
     port, data, plan = free_port(), run.folder / "run", run.folder / "plan.toml"
     plan.write_text(plan_of(bundle_path, data))
     service_file(plan, port)
-    store = open_store(data, open_bundle(bundle_path).sha256)
-    store.write([Metadata(SECRET, secret_bytes(0, "privacy").hex())])
-    store.close()
+    give_simulator_s_secret(data, bundle_path)
     words = () if crash is None else (CRASH, crash[0], str(crash[1]), plan)
     process = run.coordinator(plan, *words)
     for device in range(DEVICES):
-        name = name_of(device)
-        run.start(
-            name, sys.executable, "-m", "fleetlearn_device", "run",
-            "--coordinator", f"ws://127.0.0.1:{port}", "--data", shards[device],
-            "--state", run.folder / f"{name}.state", "--name", name,
-            "--until-finished", "--runtime", "onnx",
-        )  # fmt: skip
+        run.device(
+            name_of(device), f"ws://127.0.0.1:{port}", shards[device], options=("--runtime", "onnx")
+        )
     if crash is not None:
         assert process.wait(60) == -9, f"it was to die at {crash}: {run.log('coordinator')}"
         process = run.coordinator(plan)

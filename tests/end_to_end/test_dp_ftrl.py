@@ -3,25 +3,19 @@ in the next one. The same model after any kill, and in the simulator."""
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model, read_status
-from fleetlearn_coordinator.service.training_run.saved_privacy import SECRET
-from fleetlearn_coordinator.storage.ledger import Metadata
-from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import Vector
-from fleetlearn_simulator import Options, Outcome, simulate
+from fleetlearn_simulator import Outcome
 from fleetlearn_simulator.fleet.device_names import name_of
-from fleetlearn_simulator.keyed_random import secret_bytes
 from fleetlearn_simulator.results.run_folder import EVENTS, read_rows
-from fleetlearn_simulator.scenario.scenario import Scenario
 from peers import plan_text
 from processes import DIGITS, Processes, free_port, service_file, status_of, wait_for
+from simulated_shards import give_simulator_s_secret, simulate_shards
 
 pytestmark = pytest.mark.slow
 
@@ -45,37 +39,13 @@ PRIVATE: dict[str, object] = {
     "privacy__separation": 2,
     "privacy__participations": 3,
 }
-SCENARIO = """
-name = "dp-ftrl"
-plan = "plan.toml"
-population = { size = 4, connected = 4 }
-data = { kind = "function", function = "shards:make" }
-compute = { step_seconds = 1.0 }
-"""
-SHARDS = """
-from itertools import pairwise
-from pathlib import Path
-import numpy as np
-
-def make(device, seed):
-    with np.load(Path(__file__).with_name(f"{device}.npz")) as file:
-        return {"x": file["x"], "y": file["y"]}
-"""
 
 
 def simulated(folder: Path, bundle: Path, shards: list[Path], **more: object) -> Outcome:
     """The four devices' run in the simulator."""
-    for device in range(DEVICES):
-        with np.load(shards[device]) as file:
-            np.savez(folder / f"{device}.npz", x=file["x"], y=file["y"])
-    (folder / "shards.py").write_text(SHARDS)
     text = plan_text(bundle, folder / "run", "dp-ftrl", **(PRIVATE | more))
     (folder / "plan.toml").write_text(text)
-    (folder / "scenario.toml").write_text(SCENARIO)
-    scenario = Scenario.load(folder / "scenario.toml")
-    outcome = simulate(scenario, folder / "simulated", Options(backend="bundle", workers=1))
-    assert outcome is not None
-    return outcome
+    return simulate_shards(folder, shards[:DEVICES])
 
 
 def pairs_of(outcome: Outcome) -> list[set[str]]:
@@ -98,31 +68,13 @@ def train(
     port, data_dir, plan = free_port(), run.folder / "run", run.folder / "plan.toml"
     plan.write_text(plan_text(bundle, data_dir, "dp-ftrl", **PRIVATE))
     service_file(plan, port)
-    store = open_store(data_dir, open_bundle(bundle).sha256)
-    store.write([Metadata(SECRET, secret_bytes(0, "privacy").hex())])
-    store.close()
+    give_simulator_s_secret(data_dir, bundle)
     paths = {name_of(device): shards[device] for device in range(DEVICES)}
 
     def start(name: str) -> None:
         # This interpreter for all, whatever ONNX Runtime it has: another may add in another order.
-        run.start(
-            name,
-            sys.executable,
-            "-m",
-            "fleetlearn_device",
-            "run",
-            "--coordinator",
-            f"ws://127.0.0.1:{port}",
-            "--data",
-            paths[name],
-            "--state",
-            run.folder / f"{name}.state",
-            "--name",
-            name,
-            "--until-finished",
-            "--runtime",
-            "onnx",
-        )
+        url = f"ws://127.0.0.1:{port}"
+        run.device(name, url, paths[name], options=("--runtime", "onnx"))
 
     words = () if crash is None else (CRASH, crash[0], str(crash[1]), plan)
     process = run.coordinator(plan, *words)

@@ -3,7 +3,6 @@ model, bit for bit."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from fleetlearn_simulator.results.run_folder import EVENTS, ROUNDS, read_rows
 from fleetlearn_simulator.scenario.scenario import Scenario
 from peers import plan_text
 from processes import Processes, free_port, service_file, status_of, wait_for
+from simulated_shards import SHARDS
 
 CRASH_DEVICE = Path(__file__).with_name("crash_device.py")
 DYING, DIVERGING, ABSENT = 3, 4, 5
@@ -29,14 +29,6 @@ data = {{ kind = "function", function = "shards:make" }}
 compute = {{ step_seconds = 1.0 }}
 availability = {{ kind = "trace", file = "trace.csv" }}
 {more}
-"""
-SHARDS = """
-from pathlib import Path
-import numpy as np
-
-def make(device, seed):
-    with np.load(Path(__file__).with_name(f"{device}.npz")) as file:
-        return {"x": file["x"], "y": file["y"]}
 """
 
 
@@ -118,27 +110,11 @@ def test_processes_and_simulator_make_the_same_model(
 
     def start(device: int) -> None:
         name = name_of(device)
-        module: list[str | Path] = ["-m", "fleetlearn_device"]
-        if device == DYING:
-            module = [CRASH_DEVICE, "the work is done but not on disk", "2"]
+        dies: list[str | Path] = [CRASH_DEVICE, "the work is done but not on disk", "2"]
+        wrapper = dies if device == DYING else []
         # This interpreter for all, whatever ONNX Runtime it has: another may add in another order.
-        run.start(
-            name,
-            sys.executable,
-            *module,
-            "run",
-            "--coordinator",
-            f"ws://127.0.0.1:{port}",
-            "--data",
-            fleet_data[device],
-            "--state",
-            run.folder / f"{name}.state",
-            "--name",
-            name,
-            "--until-finished",
-            "--runtime",
-            "onnx",
-        )
+        url, options = f"ws://127.0.0.1:{port}", ("--runtime", "onnx")
+        run.device(name, url, fleet_data[device], *wrapper, options=options)
 
     coordinator = run.coordinator(plan)
     for device in range(DIVERGING):

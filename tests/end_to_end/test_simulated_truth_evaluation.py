@@ -6,28 +6,11 @@ from pathlib import Path
 
 import pytest
 from fleetlearn_coordinator import read_model, read_status
-from fleetlearn_simulator import Options, simulate
 from fleetlearn_simulator.fleet.device_names import name_of
 from fleetlearn_simulator.results.run_folder import EVALUATIONS, read_rows
-from fleetlearn_simulator.scenario.scenario import Scenario
 from peers import plan_text
 from processes import Processes, free_port, service_file
-
-SCENARIO = """
-name = "truth"
-plan = "plan.toml"
-population = { size = 3, connected = 3 }
-data = { kind = "function", function = "shards:make" }
-compute = { step_seconds = 1.0 }
-"""
-SHARDS = """
-from pathlib import Path
-import numpy as np
-
-def make(device, seed):
-    with np.load(Path(__file__).with_name(f"{device}.npz")) as file:
-        return {"x": file["x"], "y": file["y"]}
-"""
+from simulated_shards import simulate_shards
 
 
 def test_processes_and_simulator_measure_the_same(
@@ -51,8 +34,6 @@ def test_processes_and_simulator_measure_the_same(
         )
     )
     service_file(plan, port)
-    (run.folder / "shards.py").write_text(SHARDS)
-    (run.folder / "scenario.toml").write_text(SCENARIO)
     run.coordinator(plan)
     for device in range(3):
         (run.folder / f"{device}.npz").write_bytes(shards[device].read_bytes())
@@ -61,9 +42,7 @@ def test_processes_and_simulator_measure_the_same(
     real = read_status(data_dir).evaluations
     assert [(row.version, row.outcome) for row in real] == [(2, "valid"), (3, "valid")]
 
-    scenario = Scenario.load(run.folder / "scenario.toml")
-    outcome = simulate(scenario, run.folder / "simulated", Options(backend="bundle", workers=1))
-    assert outcome is not None
+    outcome = simulate_shards(run.folder, shards[:3])
     assert outcome.model.tobytes() == read_model(data_dir)[1].tobytes()
     rows = read_rows(outcome.folder, EVALUATIONS)
     assert [(row["version"], row["outcome"]) for row in rows] == [(2, "valid"), (3, "valid")]

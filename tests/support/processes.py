@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -107,9 +107,10 @@ class Processes:
         url: str,
         data: Path,
         *wrapper: str | Path,
+        options: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> Any:
-        """A device, or one begun by a script of the test's."""
+        """A device, or one begun by a script of the test's. ``options``: more of its command."""
         return self.start(
             name,
             sys.executable,
@@ -124,6 +125,7 @@ class Processes:
             "--name",
             name,
             "--until-finished",
+            *options,
             env=env,
         )
 
