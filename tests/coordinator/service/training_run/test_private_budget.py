@@ -55,6 +55,13 @@ def release(fleet: Fleet, times: int = 1, device: str = "a") -> list[Any]:
     return commands
 
 
+def run_for(plan: Plan, times: int) -> None:
+    """Serve the plan's run until it has made this many more releases, and stop."""
+    fleet = Fleet(plan)
+    release(fleet, times)
+    fleet.store.close()
+
+
 def delta_of(mu: float, epsilon: float) -> float:
     """Balle and Wang, arXiv 1805.06530, theorem 8: delta of a Gaussian mechanism."""
     below = NormalDist().cdf
@@ -134,9 +141,7 @@ def test_the_run_finishes_by_name_before_a_release_past_its_budget(make_plan: Pl
 
 
 def test_a_smaller_budget_stops_at_once(make_plan: PlanMaker) -> None:
-    fleet = Fleet(make_plan(**PRIVATE))
-    release(fleet, 2)
-    fleet.store.close()
+    run_for(make_plan(**PRIVATE), 2)
     plan = make_plan(**{**PRIVATE, "privacy__epsilon": 1.2})
     fleet = Fleet(plan)
     assert fleet.run.finished is not None
@@ -149,9 +154,7 @@ def test_a_smaller_budget_stops_at_once(make_plan: PlanMaker) -> None:
 def test_a_changed_plan_begins_another_segment(
     make_plan: PlanMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fleet = Fleet(make_plan(**PRIVATE))
-    release(fleet, 4)
-    fleet.store.close()
+    run_for(make_plan(**PRIVATE), 4)
     plan = make_plan(**{**PRIVATE, "privacy__noise": 2.0})
     fleet = Fleet(plan)
     release(fleet)
@@ -210,9 +213,7 @@ def test_with_noise_on_the_device_an_abandoned_round_spends_too(make_plan: PlanM
 
 
 def test_privacy_cannot_be_taken_away(make_plan: PlanMaker) -> None:
-    fleet = Fleet(make_plan(**PRIVATE))
-    release(fleet, 2)
-    fleet.store.close()
+    run_for(make_plan(**PRIVATE), 2)
     with pytest.raises(PlanError, match=r"made 2 releases under \[privacy\], and the plan has no"):
         Fleet(make_plan(round__goal=1))
     assert account_in(make_plan(**PRIVATE)).releases == 2
@@ -262,9 +263,7 @@ def test_privacy_may_come_before_the_first_release(make_plan: PlanMaker) -> None
 
 def test_no_release_is_taken_back_by_a_count(make_plan: PlanMaker) -> None:
     plan = make_plan(**PRIVATE)
-    fleet = Fleet(plan)
-    release(fleet, 2)
-    fleet.store.close()
+    run_for(plan, 2)
     with pytest.raises(ValueError, match="-1 releases were given; it takes 0 or more"):
         count_releases(plan.data_dir, -1, NOW.wall, "anna")
     assert account_in(plan).releases == 2
@@ -311,9 +310,7 @@ def test_a_copy_from_a_backup_is_not_served_before_its_releases_are_counted(
 
 def test_a_backup_of_a_backup_is_a_copy_too(make_plan: PlanMaker, tmp_path: Path) -> None:
     plan = make_plan(**PRIVATE)
-    fleet = Fleet(plan)
-    release(fleet, 1)
-    fleet.store.close()
+    run_for(plan, 1)
     second = copy_of(copy_of(plan, tmp_path / "one"), tmp_path / "two")
     with pytest.raises(StoreError, match="two was restored from a backup"):
         Fleet(second)
@@ -327,9 +324,7 @@ def test_a_copy_of_a_run_without_privacy_is_served_as_ever(
     make_plan: PlanMaker, tmp_path: Path
 ) -> None:
     plan = make_plan(round__goal=1)
-    fleet = Fleet(plan)
-    release(fleet, 1)
-    fleet.store.close()
+    run_for(plan, 1)
     copied = copy_of(plan, tmp_path / "copy")
     Fleet(copied).store.close()
     with pytest.raises(StoreError, match="has no private run: there are no releases"):
@@ -340,9 +335,7 @@ def test_a_folder_that_was_copied_by_hand_is_known_by_its_place(
     make_plan: PlanMaker, tmp_path: Path
 ) -> None:
     plan = make_plan(**PRIVATE)
-    fleet = Fleet(plan)
-    release(fleet, 1)
-    fleet.store.close()
+    run_for(plan, 1)
     shutil.copytree(plan.data_dir, tmp_path / "elsewhere")
     (tmp_path / "link").symlink_to(plan.data_dir)
     Fleet(in_place(plan, tmp_path / "link")).store.close()  # the same folder
@@ -359,9 +352,7 @@ def test_changes_of_a_private_run_are_in_the_audit_log_once(
     make_plan: PlanMaker, tmp_path: Path
 ) -> None:
     plan = make_plan(**PRIVATE)
-    fleet = Fleet(plan)
-    release(fleet, 1)
-    fleet.store.close()
+    run_for(plan, 1)
     changed = make_plan(**PRIVATE, privacy__epsilon=6.0)
     Fleet(changed).store.close()  # killed before the audit log had it
     count(changed, 3)
