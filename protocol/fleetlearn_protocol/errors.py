@@ -78,6 +78,11 @@ def clip(text: str) -> str:
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 
+def many(count: int, what: str) -> str:
+    """Return a number of things, for people: ``1 release``, ``2 releases``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def in_words(error: BaseException, *, file: bool = False) -> str:
     """Return what an error says, for people: without the number of a system's error, and without
     the code of a FleetError. ``file``: begin with the file that a system's error is about."""

@@ -9,10 +9,10 @@ from typing import Annotated
 import msgspec
 import typer
 from fleetlearn_protocol.epsilon_text import budget_text, spent_text
+from fleetlearn_protocol.errors import many
 from fleetlearn_protocol.typer_app import say
 
 from fleetlearn_coordinator.commands.exits import expected_errors
-from fleetlearn_coordinator.commands.show import many
 from fleetlearn_coordinator.service.backup import back_up
 from fleetlearn_coordinator.service.backup import restore as restore_backup
 from fleetlearn_coordinator.service.backup_manifest import (

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 import typer
-from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.errors import Code, FleetError, many
 from fleetlearn_protocol.typer_app import plain_table, show_table
 
 from fleetlearn_coordinator.commands.exits import expected_errors
@@ -27,7 +27,6 @@ from fleetlearn_coordinator.commands.show import (
     date,
     devices_table,
     host_lines,
-    many,
     rounds_table,
     runs_table,
     size,

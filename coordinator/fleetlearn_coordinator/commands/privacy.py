@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import typer
 from fleetlearn_protocol.epsilon_text import budget_text, spent_text
-from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.errors import Code, FleetError, many
 from fleetlearn_protocol.typer_app import plain_table, show_table
 
 from fleetlearn_coordinator.commands.exits import expected_errors
 from fleetlearn_coordinator.commands.options import AsJson, PlanFile
-from fleetlearn_coordinator.commands.show import many, tell
+from fleetlearn_coordinator.commands.show import tell
 
 if TYPE_CHECKING:  # late: numpy and more
     from rich.table import Table

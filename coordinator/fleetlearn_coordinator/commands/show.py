@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from fleetlearn_protocol.epsilon_text import budget_text, spent_text
+from fleetlearn_protocol.errors import many
 from fleetlearn_protocol.typer_app import plain_table
 
 from fleetlearn_coordinator.dashboard.live_records import PrivacySpent
@@ -82,11 +83,6 @@ def size(count: int) -> str:
         if count >= amount:
             return f"{count / amount:.1f} {unit}"
     return f"{count} B"
-
-
-def many(count: int, what: str) -> str:
-    """Return a number of things."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def listed(metrics: Mapping[str, float]) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from fleetlearn_protocol.errors import many
 from fleetlearn_protocol.typer_app import show_table
 
 from fleetlearn_coordinator.commands.exits import ExitStatus, expected_errors
@@ -18,7 +19,6 @@ from fleetlearn_coordinator.commands.show import (
     evaluations_table,
     host_lines,
     listed,
-    many,
     measured_line,
     rounds_table,
     run_lines,

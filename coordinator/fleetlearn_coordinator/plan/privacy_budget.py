@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 from fleetlearn_protocol.epsilon_text import budget_text, spent_text
+from fleetlearn_protocol.errors import many
 
 from fleetlearn_coordinator.aggregation.privacy.blt import BltStrategy
 from fleetlearn_coordinator.aggregation.privacy.correlated import strategy_of
@@ -61,8 +62,7 @@ def budget_of(account: PrivacyAccount) -> ReleaseBudget | None:
         spent_after(account.segments, account.left + more, account.delta) for more in (0, 1)
     )
     told, budget = spent_text(spent, account.budget), budget_text(account.budget)
-    what = "round" if account.is_local else "release"
-    times = f"1 {what}" if rounds == 1 else f"{rounds} {what}s"
+    times = many(rounds, "round" if account.is_local else "release")
     reason = (
         f"the privacy budget is spent: epsilon {told} of {budget} after {times}; another "
         f"would make it {spent_text(beyond, account.budget)}"

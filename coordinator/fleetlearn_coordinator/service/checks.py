@@ -23,7 +23,7 @@ from pathlib import Path
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.addresses import is_loopback
 from fleetlearn_protocol.epsilon_text import budget_text, spent_text
-from fleetlearn_protocol.errors import FleetError, in_words
+from fleetlearn_protocol.errors import FleetError, in_words, many
 
 from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.plan.plan import Plan
@@ -215,7 +215,7 @@ def _broken_promise(plan: Plan, run: RunView) -> str:
     not."""
     releases = 0 if run.privacy is None else run.privacy.releases
     if plan.privacy is None and releases:
-        made = "1 release" if releases == 1 else f"{releases} releases"
+        made = many(releases, "release")
         return f"has made {made} under [privacy], which the plan does not have any more"
     if plan.privacy is not None and run.privacy is None and run.version:
         return f"has released models without [privacy], up to version {run.version}"

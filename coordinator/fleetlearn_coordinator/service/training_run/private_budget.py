@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 from fleetlearn_protocol.epsilon_text import budget_text, spent_text
-from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.errors import Code, many
 from fleetlearn_protocol.messages import Held
 
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
@@ -168,8 +168,9 @@ def summary_of(account: PrivacyAccount) -> dict[str, Any]:
 
 
 def _taken_away(plan: Plan, before: PrivacyAccount) -> str:
+    made = many(before.releases, "release")
     return (
-        f"{plan.file}: the run has made {_many(before.releases)} under [privacy], and the plan "
+        f"{plan.file}: the run has made {made} under [privacy], and the plan "
         "has no [privacy] any more. A model without noise would tell what the others were not to "
         "tell: it ends what was promised to the devices. Put [privacy] back, or begin another run "
         "(another name and data_dir)"
@@ -207,12 +208,8 @@ def _change(before: PrivacyAccount, after: PrivacyAccount) -> str | None:
     text = f"{old} before, {new} now" if old != new else f"{new}, and other rules of the releases"
     return (
         f"{text}; epsilon {spent_text(after.epsilon, after.budget)} is spent by "
-        f"{_many(after.releases)}, and stays spent"
+        f"{many(after.releases, 'release')}, and stays spent"
     )
-
-
-def _many(releases: int) -> str:
-    return "1 release" if releases == 1 else f"{releases} releases"
 
 
 def _terms(account: PrivacyAccount) -> str:
@@ -250,9 +247,10 @@ def _refuse_copy(store: Store, before: PrivacyAccount) -> None:
     what = uncounted_copy(where, ledger.get(PRIVACY_COPIED), ledger.get(PLACE))
     if not what:
         return
+    made = many(before.releases, "release")
     raise StoreError(
         Code.BAD_MESSAGE,
-        f"{what}, with {_many(before.releases)} of a private run. What the original has released "
+        f"{what}, with {made} of a private run. What the original has released "
         "since is not known here, and counts towards epsilon. Say how many releases that were, 0 "
         f"if none: `fleetlearn-coordinator count-releases {where} NUMBER`. The original's status "
         "and log number its releases; if you cannot know, give the most that there can have been",
@@ -281,7 +279,7 @@ def count_releases(
     with storage.lock(), closing(storage.open_ledger(power=True, any_thread=False)) as ledger:
         account = read_account(ledger.get(PRIVACY))
         assert account is not None
-        text = f"{_many(releases)} of the original counted"
+        text = f"{many(releases, 'release')} of the original counted"
         counted = {"at": wall, "change": text, "who": who}
         rows: list[Row] = [
             Metadata(PRIVACY_COPIED, None),
