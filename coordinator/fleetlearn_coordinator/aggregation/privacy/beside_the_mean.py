@@ -46,7 +46,7 @@ class NoisyCount(NamedTuple):
 
 
 class NoisyMetrics(NamedTuple):
-    """What is released of what the devices measured."""
+    """The devices' measurements, with noise, as they are released."""
 
     metrics: Mapping[str, float]
     """The noisy means, within the plan's bounds."""

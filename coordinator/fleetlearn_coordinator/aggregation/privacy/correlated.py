@@ -7,7 +7,7 @@ In units of the grid, with fresh noise z_t (whole numbers) and the buffers S_j, 
 n_t is added to release t. The buffers are whole numbers of a fraction of the grid, so that each
 step is the same on every machine, and a file holds them to the last bit.
 
-Why epsilon is that of the matrix C. Let x_t be the sums on the grid, and y_t = x_t + n_t what is
+Why the matrix C decides epsilon. Let x_t be the sums on the grid, and y_t = x_t + n_t what is
 released. Given y_1 .. y_{t-1}, release t is x_t - g_t + z_t, where g_t = rint(..) is a function of
 n_s = y_s - x_s for s < t. So it is Gaussian noise, rounded, around x_t - g_t. Without a device's
 data there are x' and g' instead. With exact arithmetic g_t would be the sum of c_i n_{t-i} over i
