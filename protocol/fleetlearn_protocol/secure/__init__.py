@@ -1,0 +1,1 @@
+"""Secure aggregation: what devices, coordinator and helper compute alike."""

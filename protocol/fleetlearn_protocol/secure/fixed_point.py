@@ -1,0 +1,64 @@
+"""Updates as whole numbers that are added modulo 2^32, and their sum as floats again.
+
+An update x of L2 norm at most C is written as P numbers of q bits: u = round((x + C) / step) with
+step = 2 C / (2^q - 1), rounded up or down at random so that the expectation is exact (stochastic
+rounding). n such numbers add up to less than 2^32 as long as n (2^q - 1) < 2^32, so the sum modulo
+2^32 is the sum. Whoever has the sum of n updates subtracts n C.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlearn_protocol.vector import Vector
+
+MODULUS_BITS = 32
+BITS = (20, 18, 16)
+"""How many bits an element may have, the finest first: 20 for up to 4,096 updates."""
+Words = NDArray[np.uint32]
+
+
+def most_updates(bits: int) -> int:
+    """Return how many updates of elements of this many bits can be added."""
+    return (2**MODULUS_BITS - 1) // (2**bits - 1)
+
+
+def bits_for(updates: int) -> int:
+    """Return the most bits with which this many updates can be added. Raises ValueError where
+    there are too many."""
+    for bits in BITS:
+        if updates <= most_updates(bits):
+            return bits
+    raise ValueError(
+        f"{updates} updates were given; at most {most_updates(BITS[-1])} can be added modulo "
+        f"2^{MODULUS_BITS}"
+    )
+
+
+def to_words(update: Vector, bound: float, bits: int, fractions: NDArray[np.float64]) -> Words:
+    """Return an update as whole numbers below 2^bits: uint32, shape (P,).
+
+    update: float32, shape (P,), no element above ``bound`` in magnitude. bound: C, above 0.
+    fractions: uniform in [0, 1), shape (P,), which decide the rounding. Raises ValueError where an
+    element is not finite, or beyond the bound.
+    """
+    largest = float(np.abs(update).max(initial=0.0))
+    if not largest <= bound:
+        raise ValueError(f"an element of magnitude {largest:g} was given; the bound is {bound:g}")
+    most = 2**bits - 1
+    scaled = (update.astype(np.float64) + bound) * (most / (2 * bound))
+    words = np.floor(scaled + fractions)
+    return np.minimum(words, most).astype(np.uint32)
+
+
+def sum_of(words: Words, updates: int, bound: float, bits: int) -> NDArray[np.float64]:
+    """Return the sum of updates from the sum of their words modulo 2^32: float64, shape (P,).
+    ``updates``: how many. Raises ValueError where the words cannot be such a sum."""
+    most = updates * (2**bits - 1)
+    if updates > most_updates(bits) or (words.size and int(words.max()) > most):
+        raise ValueError(
+            f"an element of the sum of {updates} updates of {bits} bits is {int(words.max())}; at "
+            f"most {most} was expected. A mask was not taken off"
+        )
+    return words.astype(np.float64) * (2 * bound / (2**bits - 1)) - updates * bound
