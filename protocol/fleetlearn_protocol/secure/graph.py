@@ -1,0 +1,135 @@
+"""Who masks with whom: a random Harary graph, and how large its degree and threshold must be.
+
+Bell, Bonawitz, Gascon, Lepoint and Raykova, "Secure Single-Server Aggregation with
+(Poly)Logarithmic Overhead" (CCS 2020), eprint 2020/704. Devices stand in a circle in random order,
+and each is a neighbour of the k / 2 devices on either side. Three things must hold except with a
+tiny probability, whoever of the n devices is hostile (a share of them) or lost (another share):
+
+* the graph of the honest devices that stay is connected: 2^-41. To cut a circle, k / 2 devices in a
+  row must be missing at two places; at most n (n - k - 1) / 2 pairs of places are there;
+* no device has as many hostile neighbours as its secrets' threshold t: 2^-41 for all n;
+* each device has at least t neighbours that stay: 2^-20 for all n.
+
+The last two are tails of the hypergeometric distribution. Against a coordinator that shows
+different devices different lists of who was lost, t is so large that no two such lists can both
+find t neighbours, the hostile ones among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import ceil, exp, floor, lgamma, log
+from typing import NamedTuple
+
+HIDING = 41
+"""- log2 of the probability of each of the first two failures."""
+STAYING = 20
+"""- log2 of the probability of the third."""
+_MARGIN = 1e-14
+"""Shares such as .3 are no floats: products that are whole numbers must not fall below them."""
+
+
+class Degrees(NamedTuple):
+    """How a graph of devices is made."""
+
+    neighbours: int
+    """k: of each device; even."""
+    threshold: int
+    """t: so many shares give a secret of a device."""
+
+
+def degrees(devices: int, hostile: float, lost: float, *, consistent: bool = True) -> Degrees:
+    """Return the smallest number of neighbours that does, with its threshold.
+
+    Args:
+        devices: n, at least 4.
+        hostile: Largest share of the devices that may work together with the coordinator.
+        lost: Largest share of the devices that may vanish.
+        consistent: Whether the coordinator tells all devices the same. False: it may not.
+
+    Raises ValueError where no number of neighbours does.
+    """
+    worst = hostile + (lost if consistent else 2 * lost)
+    if not (0 <= hostile < 1 and 0 <= lost < 1 and worst <= 0.9):
+        text = "hostile + lost" if consistent else "hostile + 2 lost"
+        raise ValueError(
+            f"hostile {hostile:g} and lost {lost:g} were given; {text} may be .9 at most"
+        )
+    for neighbours in range(2, devices - 1, 2):
+        threshold = _threshold(devices, hostile, lost, neighbours, consistent)
+        if threshold is not None:
+            return Degrees(neighbours, threshold)
+    raise ValueError(
+        f"{devices} devices are too few for a share of {hostile:g} that may be hostile and "
+        f"{lost:g} that may vanish"
+    )
+
+
+def _threshold(
+    devices: int, hostile: float, lost: float, neighbours: int, consistent: bool
+) -> int | None:
+    bad = floor((hostile + _MARGIN) * devices)
+    gone = floor((lost + _MARGIN) * devices)
+    if _log_cut(devices, bad + gone, neighbours) >= -HIDING * log(2):
+        return None
+    hiding, staying = 2.0**-HIDING / devices, 2.0**-STAYING / devices
+    least = _most_likely(devices, bad, neighbours, hiding)
+    stay = ceil((1 - lost - _MARGIN) * devices)
+    most = _fewest_likely(devices, stay, neighbours, staying)
+    if not consistent:
+        least = ceil((least + neighbours - 1.25) / 2)
+    return None if most <= least else max(least + 1, 2)
+
+
+def _log_cut(devices: int, missing: int, neighbours: int) -> float:
+    """Return the log of a bound on the probability that the graph falls apart where this many
+    devices are missing."""
+    if neighbours > missing:
+        return float("-inf")
+    places = log(devices) + log(devices - neighbours - 1) - log(2)
+    return (
+        places
+        + lgamma(missing + 1)
+        + lgamma(devices - neighbours + 1)
+        - lgamma(devices + 1)
+        - lgamma(missing - neighbours + 1)
+    )
+
+
+def _probabilities(devices: int, marked: int, drawn: int) -> Iterator[tuple[int, float]]:
+    """Yield how many of the drawn devices are marked, and with which probability."""
+
+    def log_choose(n: int, k: int) -> float:
+        return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+
+    others, total = devices - marked, log_choose(devices, drawn)
+    for found in range(max(0, drawn - others), min(drawn, marked) + 1):
+        ways = log_choose(marked, found) + log_choose(others, drawn - found)
+        yield found, exp(ways - total)
+
+
+def _most_likely(devices: int, marked: int, drawn: int, tail: float) -> int:
+    """Return the least number that more marked ones exceed with at most the probability
+    ``tail``."""
+    above = 0.0
+    for found, chance in reversed([*_probabilities(devices, marked, drawn)]):
+        above += chance
+        if above > tail:
+            return found
+    return 0
+
+
+def _fewest_likely(devices: int, marked: int, drawn: int, tail: float) -> int:
+    """Return the least number up to which the probability is at least ``tail``."""
+    up_to = 0.0
+    for found, chance in _probabilities(devices, marked, drawn):
+        up_to += chance
+        if up_to >= tail:
+            return found
+    return drawn
+
+
+def neighbours_of(place: int, order: Sequence[str], neighbours: int) -> list[str]:
+    """Return the neighbours of the device at this place of the circle."""
+    half, count = neighbours // 2, len(order)
+    return [order[(place + step) % count] for step in range(-half, half + 1) if step]

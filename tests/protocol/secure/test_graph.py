@@ -1,0 +1,51 @@
+"""Degrees and thresholds against those that Google's federated-compute has in its tests."""
+
+from __future__ import annotations
+
+import pytest
+from fleetlearn_protocol.secure.graph import degrees, neighbours_of
+
+KNOWN = [
+    (100, 0.45, 0.45, True, 92, 46),
+    (1000, 0.45, 0.45, True, 822, 417),
+    (10, 0.33, 0.33, True, 8, 4),
+    (100, 0.33, 0.33, True, 68, 34),
+    (1000, 0.33, 0.33, True, 286, 150),
+    (10000, 0.33, 0.33, True, 422, 221),
+    (100000, 0.33, 0.33, True, 480, 251),
+    (100, 0.3, 0.3, False, 92, 62),
+    (1000, 0.3, 0.3, False, 872, 584),
+    (10, 0.05, 0.33, True, 4, 2),
+    (100, 0.05, 0.33, True, 28, 6),
+    (1000, 0.05, 0.33, True, 72, 24),
+    (10000, 0.05, 0.33, True, 86, 29),
+    (1000000, 0.05, 0.33, True, 102, 34),
+    (100, 0.05, 0.33, False, 72, 39),
+    (1000, 0.05, 0.33, False, 398, 223),
+    (10, 0.33, 0.05, True, 4, 4),
+    (1000, 0.33, 0.05, True, 78, 60),
+    (1000, 0.33, 0.05, False, 132, 109),
+]
+
+
+@pytest.mark.parametrize(("devices", "hostile", "lost", "consistent", "k", "t"), KNOWN)
+def test_known_degrees(
+    devices: int, hostile: float, lost: float, consistent: bool, k: int, t: int
+) -> None:
+    assert degrees(devices, hostile, lost, consistent=consistent) == (k, t)
+
+
+def test_neighbours_are_mutual() -> None:
+    order = [f"d{number}" for number in range(9)]
+    found = {device: neighbours_of(at, order, 4) for at, device in enumerate(order)}
+    assert found["d0"] == ["d7", "d8", "d1", "d2"]
+    for device, others in found.items():
+        assert len({*others}) == 4
+        assert all(device in found[other] for other in others)
+
+
+def test_too_few_devices() -> None:
+    with pytest.raises(ValueError, match="4 devices are too few"):
+        degrees(4, 0.4, 0.4)
+    with pytest.raises(ValueError, match=r"hostile \+ 2 lost may be .9 at most"):
+        degrees(100, 0.5, 0.3, consistent=False)
