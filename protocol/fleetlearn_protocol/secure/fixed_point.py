@@ -21,7 +21,7 @@ Words = NDArray[np.uint32]
 
 def most_updates(bits: int) -> int:
     """Return how many updates of elements of this many bits can be added."""
-    return (2**MODULUS_BITS - 1) // (2**bits - 1)
+    return int((2**MODULUS_BITS - 1) // (2**bits - 1))
 
 
 def bits_for(updates: int) -> int:
@@ -49,7 +49,8 @@ def to_words(update: Vector, bound: float, bits: int, fractions: NDArray[np.floa
     most = 2**bits - 1
     scaled = (update.astype(np.float64) + bound) * (most / (2 * bound))
     words = np.floor(scaled + fractions)
-    return np.minimum(words, most).astype(np.uint32)
+    found: Words = np.minimum(words, most).astype(np.uint32)
+    return found
 
 
 def sum_of(words: Words, updates: int, bound: float, bits: int) -> NDArray[np.float64]:
@@ -61,4 +62,5 @@ def sum_of(words: Words, updates: int, bound: float, bits: int) -> NDArray[np.fl
             f"an element of the sum of {updates} updates of {bits} bits is {int(words.max())}; at "
             f"most {most} was expected. A mask was not taken off"
         )
-    return words.astype(np.float64) * (2 * bound / (2**bits - 1)) - updates * bound
+    total: NDArray[np.float64] = words * (2 * bound / (2**bits - 1)) - updates * bound
+    return total

@@ -1,4 +1,4 @@
-"""The parts that secure aggregation is made of, each against a published vector or a closed form."""
+"""What secure aggregation is made of, against published vectors and closed forms."""
 
 from __future__ import annotations
 
