@@ -258,7 +258,7 @@ async def read_request(
     """Return the next request and its body. ``check``: looks at a request before its body is read,
     and raises RefusedError. Raises RefusedError (what the request is answered), EOFError (the peer
     is gone)."""
-    head, body = None, b""
+    head, body = None, bytearray()
     while True:
         try:
             event = connection.next_event()
@@ -274,10 +274,10 @@ async def read_request(
                 check(event)
                 head = event
             case h11.Data(data=data):
-                body += bytes(data)
+                body += data
             case h11.EndOfMessage():
                 assert head is not None
-                return head, body
+                return head, bytes(body)
             case _:  # it closed the connection
                 raise EOFError
 

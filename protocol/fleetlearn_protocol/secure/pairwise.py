@@ -16,7 +16,7 @@ on a sparse graph:
 
 What one device says is bound to a session: a number of 32 bytes that the coordinator derives from
 all keys (``session_of``). A device that is told anything that would give away more than the sum
-raises ``RefusedError``, and says nothing more in this session.
+raises ``SessionRefusedError``, and says nothing more in this session.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from fleetlearn_protocol.secure import shamir
+from fleetlearn_protocol.secure.about import length_prefixed
 from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.secure.masks import SEED_BYTES, add_mask
 from fleetlearn_protocol.secure.sealed import agreed_key
@@ -39,7 +40,7 @@ _NONCE = bytes(12)
 """A pair of devices seals one text in each direction of a session, each under a key of its own."""
 
 
-class RefusedError(Exception):
+class SessionRefusedError(Exception):
     """The device says nothing more in this session: it was told what would give its update away."""
 
 
@@ -63,10 +64,8 @@ class UnmaskingShares(NamedTuple):
 def session_of(about: bytes, keys: Iterable[tuple[str, Keys]]) -> bytes:
     """Return the name of a session: SHA-256 of what it is about and of all keys, each part with its
     length before it. ``keys``: in the order of the circle."""
-    found = hashlib.sha256()
-    for part in (about, *(part for name, pair in keys for part in (name.encode(), *pair))):
-        found.update(len(part).to_bytes(4, "big") + part)
-    return found.digest()
+    named = (part for name, pair in keys for part in (name.encode(), *pair))
+    return hashlib.sha256(length_prefixed((about, *named))).digest()
 
 
 def mask_seed(private: X25519PrivateKey, public: bytes, session: bytes) -> bytes:
@@ -114,7 +113,7 @@ class PairwiseDevice:
         """Return what is sealed for each neighbour.
 
         neighbours: their keys. threshold: how many shares give a secret. least: the device's own
-        bound on it. Raises RefusedError where neighbours are too few or not different.
+        bound on it. Raises SessionRefusedError where neighbours are too few or not different.
         """
         self._begin(1)
         if self.name in neighbours:
@@ -145,7 +144,7 @@ class PairwiseDevice:
         """Return the update with its masks: uint32, shape (P,).
 
         words: the update, uint32, shape (P,), which stays as it is. sealed: neighbour -> what it
-        sealed for this device; who is not named takes no part any more. Raises RefusedError.
+        sealed for this device; who is not named takes no part any more. Raises SessionRefusedError.
         """
         self._begin(2)
         for name, content in sealed.items():
@@ -171,7 +170,7 @@ class PairwiseDevice:
         self, session: bytes, survivors: Collection[str], dropped: Collection[str]
     ) -> UnmaskingShares:
         """Return the shares that take the masks off. ``survivors``: the neighbours whose masked
-        updates came, ``dropped``: those whose did not. Raises RefusedError."""
+        updates came, ``dropped``: those whose did not. Raises SessionRefusedError."""
         self._begin(3)
         if session != self._session:
             self._refuse("shares of another session were asked for")
@@ -214,7 +213,7 @@ class PairwiseDevice:
     def _refuse(self, why: str) -> None:
         self._step = -1
         self._held.clear()
-        raise RefusedError(why)
+        raise SessionRefusedError(why)
 
 
 def unmask(

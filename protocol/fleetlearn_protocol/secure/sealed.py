@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from fleetlearn_protocol.secure.about import length_prefixed
+
 KEY_BYTES = 32
 OVERHEAD = KEY_BYTES + 16
 """Bytes that a sealed text is longer: the key of one use, and the tag."""
@@ -25,13 +27,14 @@ def agreed_key(private: X25519PrivateKey, public: bytes, about: bytes, *keys: by
     """Return the 32 bytes that two parties agree on. Raises ValueError on a public key of small
     order. ``keys``: the public keys of both, in an order that both know."""
     shared = private.exchange(X25519PublicKey.from_public_bytes(public))
-    info = b"".join(len(part).to_bytes(4, "big") + part for part in (_LABEL, about, *keys))
+    info = length_prefixed((_LABEL, about, *keys))
     return HKDF(SHA256(), 32, None, info).derive(shared)
 
 
-def seal(content: bytes, public: bytes, about: bytes) -> bytes:
-    """Return ``content`` sealed for the holder of ``public``'s private key."""
-    own = X25519PrivateKey.generate()
+def seal(content: bytes, public: bytes, about: bytes, own: X25519PrivateKey | None = None) -> bytes:
+    """Return ``content`` sealed for the holder of ``public``'s private key. ``own``: the key of one
+    use, for test vectors alone; by default a new one is drawn."""
+    own = X25519PrivateKey.generate() if own is None else own
     key = own.public_key().public_bytes_raw()
     secret = agreed_key(own, public, about, key, public)
     return key + ChaCha20Poly1305(secret).encrypt(_NONCE, content, about)

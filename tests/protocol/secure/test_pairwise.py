@@ -13,7 +13,7 @@ from fleetlearn_protocol.secure.graph import neighbours_of
 from fleetlearn_protocol.secure.pairwise import (
     Keys,
     PairwiseDevice,
-    RefusedError,
+    SessionRefusedError,
     UnmaskingShares,
     session_of,
     unmask,
@@ -58,7 +58,7 @@ def test_the_sum_is_the_plain_one_or_there_is_none(
             total += devices[name].masked(
                 updates[name], {other: shares[other][name] for other in edges[name]}
             )
-        except RefusedError:
+        except SessionRefusedError:
             continue
         plain += updates[name]
         survivors.append(name)
@@ -70,7 +70,7 @@ def test_the_sum_is_the_plain_one_or_there_is_none(
         gone = [other for other in edges[name] if other not in survivors]
         try:
             answers[name] = devices[name].unmasking(session, alive, gone)
-        except RefusedError:
+        except SessionRefusedError:
             continue
     # Shares were split over all neighbours, those that are gone included.
     arguments: Any = total, session, keys, around, survivors, answers, threshold
@@ -110,9 +110,9 @@ def started(threshold: int = 3) -> tuple[PairwiseDevice, bytes, dict[str, bytes]
 )
 def test_what_is_refused_at_the_end(survivors: Any, dropped: Any, text: str) -> None:
     first, session, _ = started()
-    with pytest.raises(RefusedError, match=text):
+    with pytest.raises(SessionRefusedError, match=text):
         first.unmasking(session, survivors, dropped)
-    with pytest.raises(RefusedError, match="twice, or too early"):
+    with pytest.raises(SessionRefusedError, match="twice, or too early"):
         first.unmasking(session, ["d001", "d002", "d003"], ["d004"])
 
 
@@ -120,13 +120,13 @@ def test_no_second_answer() -> None:
     first, session, _ = started()
     told = first.unmasking(session, ["d001", "d002", "d003"], ["d004"])
     assert (sorted(told.seeds), sorted(told.keys)) == (["d001", "d002", "d003"], ["d004"])
-    with pytest.raises(RefusedError, match="twice"):
+    with pytest.raises(SessionRefusedError, match="twice"):
         first.unmasking(session, ["d001", "d002", "d004"], ["d003"])
 
 
 def test_another_session() -> None:
     first, _, _ = started()
-    with pytest.raises(RefusedError, match="another session"):
+    with pytest.raises(SessionRefusedError, match="another session"):
         first.unmasking(bytes(32), ["d001", "d002", "d003"], [])
 
 
@@ -144,7 +144,7 @@ def test_what_is_refused_before(cheat: str) -> None:
             others["d001"] = keys["d002"]
         if cheat == "low order":
             others["d001"] = Keys(bytes(32), keys["d001"].masking)
-        with pytest.raises(RefusedError):
+        with pytest.raises(SessionRefusedError):
             first.shares(session, others, 5 if cheat == "few" else 3)
         return
     first.shares(session, others, 3)
@@ -156,7 +156,7 @@ def test_what_is_refused_before(cheat: str) -> None:
         sealed[each.name] = each.shares(shown, around, 3)["d000"]
     if cheat == "stranger":
         sealed["d099"] = sealed["d001"]
-    with pytest.raises(RefusedError, match=r"d002 sealed|d099 is no neighbour"):
+    with pytest.raises(SessionRefusedError, match=r"d002 sealed|d099 is no neighbour"):
         first.masked(np.zeros(3, np.uint32), sealed)
 
 
