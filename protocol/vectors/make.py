@@ -19,6 +19,7 @@ from fleetlearn_protocol.vector import checksum, digest
 from make_encodings import encodings
 from make_manifest import manifest
 from make_messages import messages
+from make_secure import secure
 from make_signing import signing
 
 
@@ -167,7 +168,7 @@ def lines(made: dict[str, Any]) -> str:
 
 
 def main(folder: Path) -> None:
-    for make in (messages, frames, vector, encodings, manifest, signing):
+    for make in (messages, frames, vector, encodings, manifest, signing, secure):
         (folder / f"{make.__name__}.json").write_text(lines(make()), encoding="ascii")
 
 

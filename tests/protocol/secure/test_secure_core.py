@@ -83,3 +83,28 @@ def test_sealed_for_one_about_one_thing() -> None:
     ):
         with pytest.raises(ValueError, match="sealed"):
             wrong()
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 2**16 - 1, 2**16, 2**16 + 1, 2**17 + 5])
+def test_masks_added_in_parts_are_whole_masks(size: int) -> None:
+    draw = np.random.default_rng(size)
+    plain = draw.integers(0, 2**32, size, np.uint32)
+    words = plain.copy()
+    adder = masks.MaskAdder(size)
+    for number in range(3):
+        adder.add(words, bytes([number]) * 32)
+    with np.errstate(over="ignore"):
+        expected = plain + sum(masks.mask_of(bytes([number]) * 32, size) for number in range(3))
+    assert (words == expected).all()
+    for number in range(3):
+        adder.add(words, bytes([number]) * 32, -1)
+    assert (words == plain).all()
+
+
+def test_a_seed_of_another_length_is_refused() -> None:
+    words = np.zeros(4, np.uint32)
+    for seed in (b"", bytes(31), bytes(33)):
+        with pytest.raises(ValueError, match="a seed of"):
+            masks.mask_of(seed, 4)
+        with pytest.raises(ValueError, match="a seed of"):
+            masks.add_mask(words, seed)

@@ -1,0 +1,162 @@
+"""Secure aggregation: numbers, masks, what a seed is about, sealed seeds, signatures, the helper's
+messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from fleetlearn_protocol.secure.about import (
+    MaskedUpdate,
+    MaskTerms,
+    about_update,
+    digest_of_set,
+    signed_seed,
+)
+from fleetlearn_protocol.secure.fixed_point import to_words
+from fleetlearn_protocol.secure.helper_messages import (
+    MaskSumAnswer,
+    MaskSumRefusal,
+    MaskSumRequest,
+    RefusalName,
+    SealedReport,
+    write_message,
+)
+from fleetlearn_protocol.secure.masks import add_mask, mask_of
+from fleetlearn_protocol.secure.sealed import seal
+
+# RFC 7748, section 6.1: Alice's private key, and Bob's, who is the helper here.
+ALICE = "77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a"
+BOB = "5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb"
+SEED = bytes(range(32)).hex()
+MODEL, BUNDLE = "0a" * 32, "0b" * 32
+
+
+def secure() -> dict[str, Any]:
+    helper = X25519PrivateKey.from_private_bytes(bytes.fromhex(BOB))
+    public = helper.public_key().public_bytes_raw()
+    own = X25519PrivateKey.from_private_bytes(bytes.fromhex(ALICE))
+    signer = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(SEED))
+    terms = MaskTerms(public, "run-1", BUNDLE, 5, 3)
+    updates = [
+        MaskedUpdate("camera-7", "c7.12", 12, MODEL),
+        MaskedUpdate("roof", "r.9007199254740991", 2**53 - 1, "ff" * 32),
+        MaskedUpdate("a", "0", 0, "00" * 32),
+    ]
+    about = [about_update(terms, update) for update in updates]
+    sealed = [seal(bytes.fromhex(SEED), public, each, own) for each in about]
+    signed = [signed_seed(*pair) for pair in zip(about, sealed, strict=True)]
+    reports = [
+        SealedReport(*update, each, signer.sign(content))
+        for update, each, content in zip(updates, sealed, signed, strict=True)
+    ]
+    words = _words()
+    request = MaskSumRequest(*terms, reports=tuple(reports))
+    first = bytearray(sealed[0])
+    first[40] ^= 1
+    return {
+        "words": [words],
+        "masks": [_mask(SEED, 5), _mask("00" * 32, 3), _mask(SEED, 17)],
+        "masked": [_masked(words["words"], SEED)],
+        "about": [
+            {
+                "name": update.device,
+                "helper": public.hex(),
+                "run": terms.run,
+                "bundle": terms.bundle,
+                "size": terms.size,
+                "minimum": terms.minimum,
+                **update._asdict(),
+                "bytes": each.hex(),
+            }
+            for update, each in zip(updates, about, strict=True)
+        ],
+        "sealed": [
+            {
+                "name": update.device,
+                "content": SEED,
+                "one_use": ALICE,
+                "private": BOB,
+                "public": public.hex(),
+                "about": each.hex(),
+                "sealed": made.hex(),
+            }
+            for update, each, made in zip(updates, about, sealed, strict=True)
+        ],
+        "not_opened": [
+            _closed("about another update", BOB, about[1], sealed[0]),
+            _closed("about nothing", BOB, b"", sealed[0]),
+            _closed("for another key", ALICE, about[0], sealed[0]),
+            _closed("one bit of the seed", BOB, about[0], bytes(first)),
+            _closed("a tag too short", BOB, about[0], sealed[0][:-1]),
+            _closed("shorter than nothing sealed", BOB, about[0], sealed[0][:47]),
+            _closed("a key of small order", BOB, about[0], bytes(32) + sealed[0][32:]),
+        ],
+        "signed": [
+            {
+                "name": update.device,
+                "about": each.hex(),
+                "sealed": made.hex(),
+                "bytes": content.hex(),
+                "secret": SEED,
+                "public": signer.public_key().public_bytes_raw().hex(),
+                "signature": signer.sign(content).hex(),
+            }
+            for update, each, made, content in zip(updates, about, sealed, signed, strict=True)
+        ],
+        "sets": [
+            {
+                "name": "three reports, in any order",
+                "signed": [content.hex() for content in signed],
+                "digest": digest_of_set(signed).hex(),
+            }
+        ],
+        "messages": [
+            {"name": "request", "hex": write_message(request).hex()},
+            {
+                "name": "answer",
+                "hex": write_message(
+                    MaskSumAnswer(request.digest(), np.arange(5, dtype="<u4").tobytes())
+                ).hex(),
+            },
+            {
+                "name": "refusal",
+                "hex": write_message(
+                    MaskSumRefusal(RefusalName.SEED_USED, "the seed is in another sum", ("roof",))
+                ).hex(),
+            },
+        ],
+    }
+
+
+def _words() -> dict[str, Any]:
+    """An update whose elements are both ends, the middle and two others, and how each is
+    rounded."""
+    update = np.array([1.0, -1.0, 0.0, 0.25, -0.3], "<f4")
+    fractions = np.array([0.0, 0.999, 0.5, 0.25, 0.75])
+    words = to_words(update, 1.0, 20, fractions)
+    return {
+        "name": "20 bits, bound 1",
+        "update": update.tobytes().hex(),
+        "bound": 1.0,
+        "bits": 20,
+        "fractions": fractions.tolist(),
+        "words": words.tolist(),
+    }
+
+
+def _mask(seed: str, size: int) -> dict[str, Any]:
+    mask = mask_of(bytes.fromhex(seed), size)
+    return {"name": f"{size} elements", "seed": seed, "mask": mask.tolist()}
+
+
+def _masked(plain: list[int], seed: str) -> dict[str, Any]:
+    words = np.array(plain, np.uint32)
+    add_mask(words, bytes.fromhex(seed))
+    return {"name": "wraps at 2^32", "words": plain, "seed": seed, "masked": words.tolist()}
+
+
+def _closed(name: str, private: str, about: bytes, sealed: bytes) -> dict[str, Any]:
+    return {"name": name, "private": private, "about": about.hex(), "sealed": sealed.hex()}

@@ -1,0 +1,130 @@
+"""protocol/vectors/secure.json, read as another SDK reads it: with the standard library's hashes,
+and arithmetic of this file's own."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from fleetlearn_protocol.secure.about import length_prefixed
+from fleetlearn_protocol.secure.helper_messages import MaskSumRequest, read_message
+from fleetlearn_protocol.secure.sealed import unseal
+
+FILE = Path(__file__).parents[3] / "protocol" / "vectors" / "secure.json"
+VECTORS: dict[str, list[dict[str, Any]]] = json.loads(FILE.read_text("ascii"))
+
+
+def prefixed(*parts: bytes) -> bytes:
+    return b"".join(struct.pack(">I", len(part)) + part for part in parts)
+
+
+def chacha20(key: bytes, elements: int) -> list[int]:
+    """RFC 8439, section 2.3, with nonce 0, from counter 0 on."""
+    found: list[int] = []
+    constants = struct.unpack("<4I", b"expand 32-byte k")
+    for counter in range(math.ceil(elements / 16)):
+        begin = [*constants, *struct.unpack("<8I", key), counter, 0, 0, 0]
+        state = [*begin]
+        for _ in range(10):
+            for a, b, c, d in (
+                (0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15),
+                (0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14),
+            ):  # fmt: skip
+                for x, y, z, turn in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+                    state[x] = (state[x] + state[y]) % 2**32
+                    word = state[z] ^ state[x]
+                    state[z] = (word << turn | word >> 32 - turn) % 2**32
+        found += [(x + y) % 2**32 for x, y in zip(state, begin, strict=True)]
+    return found[:elements]
+
+
+def test_words() -> None:
+    for case in VECTORS["words"]:
+        update = np.frombuffer(bytes.fromhex(case["update"]), "<f4").tolist()
+        most, bound = 2 ** case["bits"] - 1, case["bound"]
+        expected = [
+            min(math.floor((x + bound) * (most / (2 * bound)) + fraction), most)
+            for x, fraction in zip(update, case["fractions"], strict=True)
+        ]
+        assert case["words"] == expected
+        assert max(expected) == most
+        assert min(expected) == 0
+
+
+def test_masks() -> None:
+    for case in VECTORS["masks"]:
+        assert case["mask"] == chacha20(bytes.fromhex(case["seed"]), len(case["mask"]))
+    (case,) = VECTORS["masked"]
+    mask = chacha20(bytes.fromhex(case["seed"]), len(case["words"]))
+    sums = [x + y for x, y in zip(case["words"], mask, strict=True)]
+    assert case["masked"] == [x % 2**32 for x in sums]
+
+
+def test_about() -> None:
+    for case in VECTORS["about"]:
+        named = ("run", "bundle", "size", "minimum", "device", "task", "round", "model")
+        texts = [str(case[name]).encode() for name in named]
+        helper = bytes.fromhex(case["helper"])
+        assert case["bytes"] == prefixed(b"fleetlearn.v1 masked update", helper, *texts).hex()
+
+
+def test_sealed() -> None:
+    for case in VECTORS["sealed"]:
+        content, own, public, about, sealed = (
+            bytes.fromhex(case[name])
+            for name in ("content", "one_use", "public", "about", "sealed")
+        )
+        private = X25519PrivateKey.from_private_bytes(own)
+        key = private.public_key().public_bytes_raw()
+        shared = private.exchange(X25519PublicKey.from_public_bytes(public))
+        # RFC 5869, without a salt, for 32 bytes
+        extracted = hmac.digest(bytes(32), shared, "sha256")
+        info = prefixed(b"fleetlearn.v1 sealed", about, key, public)
+        secret = hmac.digest(extracted, info + b"\x01", "sha256")
+        assert sealed == key + ChaCha20Poly1305(secret).encrypt(bytes(12), content, about)
+        opener = X25519PrivateKey.from_private_bytes(bytes.fromhex(case["private"]))
+        assert unseal(sealed, opener, about) == content
+
+
+@pytest.mark.parametrize("case", VECTORS["not_opened"], ids=lambda case: case["name"])
+def test_not_opened(case: dict[str, Any]) -> None:
+    private = X25519PrivateKey.from_private_bytes(bytes.fromhex(case["private"]))
+    with pytest.raises(ValueError):
+        unseal(bytes.fromhex(case["sealed"]), private, bytes.fromhex(case["about"]))
+
+
+def test_signed() -> None:
+    for case in VECTORS["signed"]:
+        sealed = hashlib.sha256(bytes.fromhex(case["sealed"])).digest()
+        content = prefixed(b"fleetlearn.v1 signed seed", bytes.fromhex(case["about"]), sealed)
+        assert case["bytes"] == content.hex()
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(case["public"]))
+        key.verify(bytes.fromhex(case["signature"]), content)
+
+
+def test_sets() -> None:
+    (case,) = VECTORS["sets"]
+    digests = sorted(hashlib.sha256(bytes.fromhex(each)).digest() for each in case["signed"])
+    whole = prefixed(b"fleetlearn.v1 set of masked updates", *digests)
+    assert case["digest"] == hashlib.sha256(whole).hexdigest()
+
+
+def test_messages() -> None:
+    request = read_message(bytes.fromhex(VECTORS["messages"][0]["hex"]), MaskSumRequest)
+    assert [content.hex() for content in request.signed()] == VECTORS["sets"][0]["signed"]
+    assert request.digest().hex() == VECTORS["sets"][0]["digest"]
+
+
+def test_no_two_lists_of_parts_are_the_same_bytes() -> None:
+    lists = [(b"ab", b"c"), (b"a", b"bc"), (b"abc",), (b"abc", b""), (b"", b"abc"), ()]
+    assert len({length_prefixed(parts) for parts in lists}) == len(lists)
