@@ -33,10 +33,13 @@ class NotAddedError(Exception):
 
     def __init__(self, name: RefusalName, text: str, devices: Collection[str] = ()) -> None:
         """``devices``: whose reports are at fault."""
-        named = tuple(sorted({*devices}))[:MOST_REFUSED]
-        shown = f" ({len({*devices})} devices, {named[0]} among them)" if named else ""
-        super().__init__(f"{text}{shown}")
-        self.refusal = MaskSumRefusal(name, clip(f"{text}{shown}"), named)
+        named = sorted({*devices})
+        if len(named) == 1:
+            text = f"{named[0]}: {text}"
+        elif named:
+            text = f"{len(named)} devices, {named[0]} among them: {text}"
+        super().__init__(text)
+        self.refusal = MaskSumRefusal(name, clip(text), tuple(named[:MOST_REFUSED]))
 
 
 class HelperBounds(NamedTuple):

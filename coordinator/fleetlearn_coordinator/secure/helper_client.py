@@ -49,7 +49,8 @@ class HelperRefusedError(HelperError):
     """The helper adds nothing up. ``refusal`` has the name of the reason."""
 
     def __init__(self, refusal: MaskSumRefusal) -> None:
-        super().__init__(Code.NOT_WANTED, f"the helper refuses ({refusal.name}): {refusal.text}")
+        text = f"the helper refuses ({refusal.name.value}): {refusal.text}"
+        super().__init__(Code.NOT_WANTED, text)
         self.refusal = refusal
 
     @property
