@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from fleetlearn_coordinator.plan.privacy_statement import PrivacyStatement
+from fleetlearn_coordinator.secure.helper_views import HelperView
 from fleetlearn_coordinator.service.backup_manifest import BackupManifest
 from fleetlearn_coordinator.service.versions import Comparison
 from fleetlearn_coordinator.service.views.records import (
@@ -58,6 +59,7 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     "canary widen": (OperationView,),
     "canary back": (OperationView,),
     "canary finish": (OperationView,),
+    "helper status": (HelperView,),
     "administrator list": (list[AdministratorView],),
     "backup": (BackupManifest,),
     "restore": (BackupManifest,),

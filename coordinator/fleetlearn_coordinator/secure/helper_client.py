@@ -131,6 +131,9 @@ def _exchange(
     if len(content) > most:
         text = f"{helper.url} sent more than {most} bytes"
         raise WrongHelperError(Code.TOO_LARGE, text)
+    if response.length:  # bytes that did not come
+        text = f"{helper.url} went away in the middle of its answer"
+        raise NoHelperError(Code.BUSY, text)
     try:
         if response.status == 200:
             return read_message(content, kind)

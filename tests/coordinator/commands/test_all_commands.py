@@ -351,6 +351,7 @@ ENDLESS = {
     "status digits.toml --watch": "digits: running",
     "tail service.toml": "round 1 begins",
     "view digits.run": "http://127.0.0.1:",
+    "helper serve helper/helper.toml": "",
 }
 """Commands of the page that go on until they are ended -> what they say at once. A coordinator is
 served already."""
@@ -371,6 +372,7 @@ def test_the_page_s_commands_can_be_typed(
         Path("night.toml").write_text(text.replace("digits.run", "night.run"))
         Path("test.bundle").rename("digits.bundle")
         Path("test.bundle").symlink_to("digits.bundle")
+        Path("roster.txt").write_text(f"roof-9 {'0' * 64}\n")
         for line in typed_lines:
             if line not in ENDLESS:
                 done = CliRunner().invoke(app, line.split())
