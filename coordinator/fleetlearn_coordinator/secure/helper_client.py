@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+import socket
 import ssl
+from contextlib import suppress
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
+from threading import Timer
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -77,8 +80,8 @@ class HelperAddress(NamedTuple):
 def ask_for_sum(helper: HelperAddress, asked: MaskSumRequest, timeout: float) -> Words:
     """Return the sum of the masks of a request's set: uint32, shape (asked.size,).
 
-    timeout: seconds that the helper may say nothing for. The same request may be repeated: it has
-    the same answer. Raises NoHelperError (ask again later), HelperRefusedError, WrongHelperError.
+    timeout: seconds for all of it. The same request may be repeated: it has the same answer. Raises
+    NoHelperError (ask again later), HelperRefusedError, WrongHelperError.
     """
     body = write_message(asked)
     words = 4 * asked.size
@@ -113,6 +116,10 @@ def _exchange(
     timeout: float,
 ) -> Answer:
     connection = _connection(helper, timeout)
+    # The connection's own timeout is of each read: a peer that sends a byte now and then has no end
+    over = Timer(timeout, _end, [connection])
+    over.daemon = True
+    over.start()
     try:
         connection.connect()
         _check_pin(helper, connection.sock)
@@ -127,6 +134,7 @@ def _exchange(
         text = f"{helper.url} does not answer: {in_words(error)}"
         raise NoHelperError(Code.BUSY, text) from None
     finally:
+        over.cancel()
         connection.close()
     if len(content) > most:
         text = f"{helper.url} sent more than {most} bytes"
@@ -176,6 +184,15 @@ def _connection(helper: HelperAddress, timeout: float) -> HTTPSConnection:
             text = f"{helper.ca} cannot be used as the helper's CA: {in_words(error)}"
             raise WrongHelperError(Code.BAD_MESSAGE, text) from None
     return HTTPSConnection(target.hostname, port, timeout=timeout, context=context)
+
+
+def _end(connection: HTTPSConnection) -> None:
+    """End a connection that another thread reads from."""
+    connected = connection.sock
+    if connected is not None:
+        # Not SSLSocket's own method: after that the socket would read what is not encrypted.
+        with suppress(OSError):
+            socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
 def _check_pin(helper: HelperAddress, connected: ssl.SSLSocket) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from fleetlearn_protocol.errors import Code, FleetError, in_words
 
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+from fleetlearn_coordinator.network.gate import NAME
+
 KEY = r"[0-9a-f]{64}"
 
 
@@ -32,7 +33,7 @@ def read_roster(path: Path) -> list[tuple[str, bytes]]:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         words = line.split()
-        if len(words) != 2 or not re.fullmatch(NAME, words[0]) or not re.fullmatch(KEY, words[1]):
+        if len(words) != 2 or not NAME.fullmatch(words[0]) or not re.fullmatch(KEY, words[1]):
             _refuse(
                 path,
                 number,

@@ -7,8 +7,9 @@ import http.client
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -207,6 +208,59 @@ def test_nobody_answers(served: Served) -> None:
             ask_for_sum(HelperAddress(url, "0" * 64), served.request(8), 0.05)
     with pytest.raises(NoHelperError, match="does not answer: connection refused"):
         ask_for_sum(HelperAddress(url, "0" * 64), served.request(8), TIMEOUT)
+
+
+@contextmanager
+def raw_server(served: Served, answer: Callable[[ssl.SSLSocket], None]) -> Iterator[HelperAddress]:
+    """A program with the helper's certificate, which says anything to one request."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(served.folder / CERTIFICATE, served.folder / KEY)
+
+    def serve() -> None:
+        accepted, _ = listening.accept()
+        with suppress(OSError), context.wrap_socket(accepted, server_side=True) as connected:
+            connected.recv(2**16)
+            answer(connected)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"https://127.0.0.1:{listening.getsockname()[1]}"
+        yield served.pinned._replace(url=url)
+        thread.join()
+
+
+def test_an_answer_that_is_cut_off_is_asked_for_again(served: Served) -> None:
+    def half(connected: ssl.SSLSocket) -> None:
+        connected.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
+
+    with (
+        raw_server(served, half) as address,
+        pytest.raises(NoHelperError, match="in the middle of its answer"),
+    ):
+        ask_for_sum(address, served.request(8), TIMEOUT)
+
+
+@pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b""])
+def test_an_answer_that_never_ends_is_given_up(served: Served, begin: bytes) -> None:
+    """A byte now and then: each read has its answer in time."""
+
+    def drip(connected: ssl.SSLSocket) -> None:
+        connected.sendall(begin)
+        while True:  # until the client is gone
+            connected.sendall(b"x")
+            time.sleep(0.01)
+
+    with raw_server(served, drip) as address, pytest.raises(NoHelperError):
+        ask_for_sum(address, served.request(8), 0.3)
+
+
+def test_a_program_that_speaks_no_http_is_no_answer(served: Served) -> None:
+    with (
+        raw_server(served, lambda connected: connected.sendall(b"hello\r\n")) as address,
+        pytest.raises(NoHelperError, match="does not answer"),
+    ):
+        ask_for_sum(address, served.request(8), TIMEOUT)
 
 
 @pytest.mark.parametrize(

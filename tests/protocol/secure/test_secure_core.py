@@ -108,3 +108,49 @@ def test_a_seed_of_another_length_is_refused() -> None:
             masks.mask_of(seed, 4)
         with pytest.raises(ValueError, match="a seed of"):
             masks.add_mask(words, seed)
+
+
+def test_numbers_that_cannot_be_added_are_refused() -> None:
+    assert [fixed_point.bits_for(n) for n in (1, 4096, 4097, 16384, 16385, 65536)] == [
+        20, 20, 18, 18, 16, 16
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="70000 updates were given; at most 65537"):
+        fixed_point.bits_for(70_000)
+    update = np.array([0.5, -1.25], "<f4")
+    with pytest.raises(ValueError, match=r"magnitude 1.25 was given; the bound is 1"):
+        fixed_point.to_words(update, 1.0, 20, np.zeros(2))
+    with pytest.raises(ValueError, match="magnitude nan"):
+        fixed_point.to_words(update * np.float32("nan"), 1.0, 20, np.zeros(2))
+    with pytest.raises(ValueError, match="A mask was not taken off"):
+        fixed_point.sum_of(np.array([2**21], np.uint32), 2, 1.0, 20)
+
+
+@pytest.mark.parametrize(
+    ("secret", "places", "threshold", "words"),
+    [
+        (bytes(31), [1, 2], 2, "a secret of 31 bytes"),
+        (bytes(32), [1, 1], 2, "they are different"),
+        (bytes(32), [0, 1], 2, "from 1 on"),
+        (bytes(32), [1, 2], 3, "3 of 2 shares"),
+        (bytes(32), [1, 2], 0, "0 of 2 shares"),
+    ],
+)
+def test_a_secret_that_cannot_be_shared_is_refused(
+    secret: bytes, places: list[int], threshold: int, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        shamir.split(secret, places, threshold)
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ({1: bytes(32)}, "a share of 32 bytes at place 1"),
+        ({0: bytes(33)}, "at place 0"),
+        ({1: b"\xff" * 33}, "no number below"),
+        ({1: (2**256).to_bytes(33, "big")}, "belong to no secret"),
+    ],
+)
+def test_shares_of_no_secret_are_refused(shares: dict[int, bytes], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        shamir.combine(shares)
