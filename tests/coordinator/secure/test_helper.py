@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -353,6 +354,18 @@ def test_the_honest_rest_of_a_refused_set_is_answered(helper: Helper, database: 
     rest = tuple(each for each in bad.reports if each.device not in faulty)
     request = msgspec.structs.replace(bad, reports=rest)
     assert answered(helper, request).words == exact_sum(seeds_of(request), SIZE).tobytes()
+
+
+def test_two_helpers_of_one_file_answer_one_of_two_sets(helper: Helper, database: Path) -> None:
+    """Two processes were started by mistake, and are asked at the same time."""
+    terms, other = terms_of(helper.card.key), Helper(database, BOUNDS)
+    with ThreadPoolExecutor(2) as pool:
+        for round in range(1, 9):
+            whole = ordinary(terms, DEVICES, round)
+            rest = msgspec.structs.replace(whole, reports=whole.reports[1:])
+            asked = [pool.submit(ask, helper, whole), pool.submit(ask, other, rest)]
+            kinds = [type(each.result()) for each in asked]
+            assert sorted(kinds, key=str) == [MaskSumAnswer, MaskSumRefusal]
 
 
 def test_bytes_that_are_no_request(helper: Helper) -> None:
