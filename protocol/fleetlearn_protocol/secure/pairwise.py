@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -162,7 +162,10 @@ class PairwiseDevice:
         found = words.copy()
         add_mask(found, self._seed)
         for name in sealed:
-            seed = mask_seed(self._masking, self._neighbours[name].masking, self._session)
+            try:
+                seed = mask_seed(self._masking, self._neighbours[name].masking, self._session)
+            except ValueError:
+                self._refuse(f"the masking key of {name} is none")
             add_mask(found, seed, sign_of(self.name, name))
         return found
 
@@ -199,7 +202,6 @@ class PairwiseDevice:
             return agreed_key(self._sealing, public, about, *sorted((own, public)))
         except ValueError:
             self._refuse(f"the sealing key of {neighbour} is none")
-            raise
 
     def _below(self, most: int) -> int:
         """Return a random number below ``most``; 128 bits more than needed make it uniform."""
@@ -210,7 +212,7 @@ class PairwiseDevice:
             self._refuse("a step of the session was asked for twice, or too early")
         self._step += 1
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str) -> NoReturn:
         self._step = -1
         self._held.clear()
         raise SessionRefusedError(why)

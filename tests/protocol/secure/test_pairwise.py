@@ -130,22 +130,26 @@ def test_another_session() -> None:
         first.unmasking(bytes(32), ["d001", "d002", "d003"], [])
 
 
-@pytest.mark.parametrize("cheat", ["self", "twice", "few", "low order", "changed", "stranger"])
+@pytest.mark.parametrize(
+    "cheat",
+    ["self", "twice", "few", "fewer than the device wants", "low order", "changed", "stranger"],
+)
 def test_what_is_refused_before(cheat: str) -> None:
     devices = [device(number, 2) for number in range(5)]
     keys = {each.name: each.keys() for each in devices}
     session = session_of(b"", keys.items())
     others = {name: pair for name, pair in keys.items() if name != "d000"}
     first = devices[0]
-    if cheat in ("self", "twice", "few", "low order"):
+    if cheat not in ("changed", "stranger"):
         if cheat == "self":
             others["d000"] = keys["d000"]
         if cheat == "twice":
             others["d001"] = keys["d002"]
         if cheat == "low order":
             others["d001"] = Keys(bytes(32), keys["d001"].masking)
+        threshold = {"few": 5, "fewer than the device wants": 1}.get(cheat, 3)
         with pytest.raises(SessionRefusedError):
-            first.shares(session, others, 5 if cheat == "few" else 3)
+            first.shares(session, others, threshold)
         return
     first.shares(session, others, 3)
     sealed = {}
@@ -158,6 +162,24 @@ def test_what_is_refused_before(cheat: str) -> None:
         sealed["d099"] = sealed["d001"]
     with pytest.raises(SessionRefusedError, match=r"d002 sealed|d099 is no neighbour"):
         first.masked(np.zeros(3, np.uint32), sealed)
+
+
+def test_a_masking_key_of_small_order_is_refused() -> None:
+    """Everybody knows what such a key agrees on."""
+    devices = [device(number, 4) for number in range(5)]
+    keys = {each.name: each.keys() for each in devices}
+    keys["d001"] = keys["d001"]._replace(masking=bytes(32))
+    session = session_of(b"", keys.items())
+    sealed = {}
+    for each in devices:
+        others = {name: pair for name, pair in keys.items() if name != each.name}
+        found = each.shares(session, others, 3)
+        if each is not devices[0]:
+            sealed[each.name] = found["d000"]
+    with pytest.raises(SessionRefusedError, match="masking key of d001 is none"):
+        devices[0].masked(np.zeros(3, np.uint32), sealed)
+    with pytest.raises(SessionRefusedError, match="too early"):
+        devices[0].unmasking(session, ["d002", "d003", "d004"], [])
 
 
 def test_a_wrong_share_is_found() -> None:
