@@ -3,6 +3,7 @@ asked."""
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -60,6 +61,7 @@ groups = st.lists(st.sampled_from(DEVICES), min_size=2, max_size=6, unique=True)
 def template() -> Path:
     """A helper's file with the devices enrolled. Each machine has a copy."""
     path = Path(tempfile.mkdtemp()) / "helper.sqlite"
+    atexit.register(shutil.rmtree, path.parent)
     make_helper_store(path, 1.0)
     with closing(HelperStore(path)) as store:
         store.enrol([(name, SecureDevice(name).public) for name in DEVICES], 1.0)
