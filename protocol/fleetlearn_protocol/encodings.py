@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from fleetlearn_protocol.errors import Code, ProtocolError
-from fleetlearn_protocol.formats import floats, quantised
+from fleetlearn_protocol.formats import floats, masked, quantised
 from fleetlearn_protocol.formats.rows import Bytes, Format
 from fleetlearn_protocol.formats.sparse import top_k
 from fleetlearn_protocol.frames import Buffer
@@ -40,6 +40,8 @@ class Encoding:
     """Elements of a block. Divides 4096."""
     format: Format
     """How a block's elements are written: each block is a row."""
+    beside: int = 0
+    """Elements after those of the vector that a part says: the weight of a masked update."""
 
     @cached_property  # asked for with each chunk
     def block_bytes(self) -> int:
@@ -51,9 +53,14 @@ class Encoding:
         blocks, rest = divmod(elements, self.block)
         return blocks * self.block_bytes + (self.format.size(rest) if rest else 0)
 
+    def elements(self, vector: int) -> int:
+        """Return the elements of a part in this encoding that says a vector of this many."""
+        return vector + self.beside
+
     def encode(self, vector: Vector, seed: int = 0) -> memoryview:
         """Return the bytes of a float32 vector, shape (n,). ``seed`` decides how elements are
-        rounded, where the encoding draws that. Raises ProtocolError (not-finite, out-of-range)."""
+        rounded, where the encoding draws that. Raises ProtocolError (not-finite, out-of-range;
+        bad-encoding: masked words are made of more than the vector)."""
         # as it is in memory: nothing is checked, and a contiguous vector is not copied
         if self.name == FLOAT32.name:
             return np.ascontiguousarray(vector, "<f4").data.cast("B")
@@ -71,7 +78,8 @@ class Encoding:
         view into them.
 
         Without ``elements``, the bytes must be whole blocks. They are taken to have passed
-        ``check``; what becomes of others is undefined. Raises ProtocolError (wrong-length).
+        ``check``; what becomes of others is undefined. Raises ProtocolError (wrong-length;
+        bad-encoding: masked words are no floats).
         """
         if self.block == 1:  # quicker by half of the cost of a chunk of float32
             return self.format.decode(self._given(content, elements)[0], 1)
@@ -150,6 +158,10 @@ INT4 = Encoding("int4", 64, quantised.INT4)
 
 ENCODINGS = {encoding.name: encoding for encoding in (FLOAT32, FLOAT16, BFLOAT16, INT8, INT4)}
 """Name on the wire -> encoding, for those without parameters."""
+MASKED = Encoding("masked", 1, masked.MASKED, beside=1)
+"""Of updates that only their sum is known of (section "Secure aggregation" of PROTOCOL.md). It is
+no encoding of floats, so it is not in ENCODINGS: no model travels so, and a device says that it
+knows it only where it can mask."""
 FLOATS = tuple(name for name, encoding in ENCODINGS.items() if encoding.block == 1)
 """The encodings of each element by itself: a vector can be decoded before its length is known."""
 TOP_K = "topk"
@@ -190,6 +202,8 @@ def find_encoding(name: str) -> Encoding:
     there are."""
     if name in ENCODINGS:
         return ENCODINGS[name]
+    if name == MASKED.name:
+        return MASKED
     found = _TOP_K_NAME.fullmatch(name)
     if found is None:
         raise ProtocolError(

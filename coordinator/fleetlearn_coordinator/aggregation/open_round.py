@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.messages import BUFFERS, CONTROL, UPDATE, Evaluation
+from fleetlearn_protocol.secure.fixed_point import WeightedSum, Words
 from fleetlearn_protocol.vector import Vector, gather
 from numpy.typing import NDArray
 
@@ -23,6 +24,7 @@ from fleetlearn_coordinator.aggregation import adaptive_mu
 from fleetlearn_coordinator.aggregation.commit import NextModel, TaskBase, next_model, weights_of
 from fleetlearn_coordinator.aggregation.exact_mean import add_up
 from fleetlearn_coordinator.aggregation.model_state import ModelState
+from fleetlearn_coordinator.aggregation.modular_sum import unmask
 from fleetlearn_coordinator.aggregation.privacy.round_release import RoundRelease, release_round
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
@@ -174,8 +176,10 @@ class OpenRound:
 
     def add(self, reports: ReportColumns) -> None:
         """Add the parts of accepted reports to the sums. In any thread, one call at a time."""
-        # Not above 1, whatever the function: a private round counts on that.
-        factors = [min(1.0, self.rules.staleness_factor(each)) for each in reports.staleness]
+        factors = list[float]()
+        if self.rules.secure is None:  # else the device has multiplied before it masked
+            # Not above 1, whatever the function: a private round counts on that.
+            factors = [min(1.0, self.rules.staleness_factor(each)) for each in reports.staleness]
         values = self._values(reports, factors) if BUFFERS in reports.parts else NO_VALUES
         if reports.weighed:
             weighing, state = self.rules.weighing, self.weighing_state
@@ -222,21 +226,27 @@ class OpenRound:
         return summary | {"dropped": dropped, "change": 0.0}
 
     def commit(
-        self, number: int, summary: Mapping[str, Any], base: Vector | None = None
+        self,
+        number: int,
+        summary: Mapping[str, Any],
+        base: Vector | None = None,
+        masks: Words | None = None,
     ) -> CommittedRound:
         """Make the next model of all reports, which must be added. Nothing of the round changes, so
         that this may run in any thread.
 
         ``number``: the round's. ``summary``: as ``summary`` returned it. ``base``: where the server
-        mixes models, the one that the task of the only update began from. Raises ValueError if
-        there are no reports, FleetError (not-finite: training has diverged).
+        mixes models, the one that the task of the only update began from. ``masks``: in a round of
+        masked updates, the sum of exactly their masks, uint32, (P + 1,). Raises ValueError if there
+        are no reports, or the masks are not theirs, FleetError (not-finite: training has diverged).
         """
         rules, state = self.rules, self.state
         self.sums.add_waiting()
-        released = self._release()
+        unmasked = self._unmasked(masks)
+        released = self._release(unmasked)
         if released is not None:
             summary = {**summary, **released.summary}
-        made = self._next_model(base, released)
+        made = self._next_model(base, released, unmasked)
         vectors, tied_sum, optimizer_state = (
             dict[str, Vector](),
             state.tied_sum,
@@ -265,7 +275,20 @@ class OpenRound:
         )
         return CommittedRound(after, summary)
 
-    def _release(self) -> RoundRelease | None:
+    def _unmasked(self, masks: Words | None) -> WeightedSum | None:
+        """Return the sum of a round's masked updates. None: they are not masked."""
+        numbers = self.rules.secure
+        if numbers is None:
+            assert masks is None, "masks were given for updates that have none"
+            return None
+        if masks is None:
+            raise ValueError("a round of masked updates needs the sum of their masks")
+        state = self.sums.states[UPDATE]
+        if state.updates != len(self):
+            raise ValueError(f"{len(self)} reports count; {state.updates} masked updates are added")
+        return unmask(state, masks, numbers)
+
+    def _release(self, unmasked: WeightedSum | None) -> RoundRelease | None:
         """Return what a private round releases. None: the plan has no [privacy]."""
         rules, state = self.rules.privacy, self.state.privacy
         if rules is None:
@@ -276,10 +299,15 @@ class OpenRound:
         weighing = self.rules.weighing
         clipped = [weighing.clips(each, self.weighing_state) for each in self._weighed()]
         evaluations = [each for reports in self.accepted for each in reports.evaluations]
-        total = add_up(self.sums.states[UPDATE])
+        if unmasked is None:
+            total = add_up(self.sums.states[UPDATE])
+        else:  # its updates count with shares of the largest weight
+            total = unmasked.total * rules.largest_weight
         return release_round(rules, state, total, clipped, evaluations)
 
-    def _next_model(self, base: Vector | None, released: RoundRelease | None) -> NextModel:
+    def _next_model(
+        self, base: Vector | None, released: RoundRelease | None, unmasked: WeightedSum | None
+    ) -> NextModel:
         rules, state = self.rules, self.state
         mixed = None
         if rules.mixing_rate is not None and base is not None:
@@ -287,7 +315,7 @@ class OpenRound:
             mixed = TaskBase(base, rules.staleness_factor(staleness), rules.mixing_rate)
         return next_model(
             rules.aggregators[UPDATE],
-            self.sums.states[UPDATE],
+            self.sums.states[UPDATE] if unmasked is None else unmasked,
             rules.optimizer,
             state.optimizer_state,
             state.model,
@@ -306,8 +334,9 @@ class OpenRound:
 
     def _measured(self) -> dict[str, Any]:
         """Return what the devices measured, for the summary. In a private round only ``commit``
-        knows what of it is released."""
-        if self.rules.privacy is not None:
+        knows what of it is released; with masked updates nobody looks at what single devices say.
+        """
+        if self.rules.privacy is not None or self.rules.secure is not None:
             return summarise(NOTHING, NOTHING, {})
         return summarise(self._training(), self._evaluation(), self.rules.bounds)
 

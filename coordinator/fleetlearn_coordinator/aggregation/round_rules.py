@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fleetlearn_protocol.messages import UPDATE
 
+from fleetlearn_coordinator.aggregation.modular_sum import NAME, FixedPoint
 from fleetlearn_coordinator.aggregation.optimizers import Optimizer
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.aggregation.round_summary import Bounds
@@ -45,13 +46,19 @@ class RoundRules:
     """Where mu stops rising."""
     privacy: PrivacyRules | None = None
     """What the released models may tell about one device. None: no differential privacy."""
+    secure: FixedPoint | None = None
+    """How updates are written that the coordinator knows the sum of alone. None: it sees each."""
 
     def __post_init__(self) -> None:
         """Raise ValueError where what a device sends could reach the model of a private round other
-        than by the bounded sum of updates. A plan's author is told so earlier, by the plan's own
-        rules."""
+        than by the bounded sum of updates, or where a round of masked updates would need to know
+        one of them. A plan's author is told so earlier, by the plan's own rules."""
         if self.privacy is not None and (ways := list(_ways_around(self, self.privacy))):
             raise ValueError(f"a private round cannot have {' or '.join(ways)}")
+        if needs := list(_needs_of_single_updates(self)):
+            raise ValueError(f"a round of masked updates cannot have {' or '.join(needs)}")
+        if self.secure is None and any(each.name == NAME for each in self.aggregators.values()):
+            raise ValueError(f"the aggregator {NAME} is for rounds of masked updates alone")
 
     @property
     def buffers(self) -> Sequence[slice]:
@@ -68,7 +75,7 @@ def _ways_around(rules: RoundRules, privacy: PrivacyRules) -> Iterator[str]:
     """Yield what of the rules lets something of a device by the sum that the noise is for."""
     if rules.aggregators.keys() != {UPDATE}:
         yield f"the parts {', '.join(rules.aggregators)}: it takes the update alone"
-    elif rules.aggregators[UPDATE].name != "mean":
+    elif rules.secure is None and rules.aggregators[UPDATE].name != "mean":
         yield f"the aggregator {rules.aggregators[UPDATE].name}: it takes the mean"
     if rules.buffers:
         yield "buffers that devices report"
@@ -80,7 +87,13 @@ def _ways_around(rules: RoundRules, privacy: PrivacyRules) -> Iterator[str]:
         yield "a share of devices that moves the model"
     if rules.adaptive_mu:
         yield "a mu that follows the loss"
-    if privacy.mechanism != "local" and not _clips_to(rules.weighing.bound, privacy):
+    if rules.secure is not None:
+        if rules.secure.bound != privacy.clip:
+            yield (
+                f"updates that devices clip to {rules.secure.bound:g}, where its noise is for "
+                f"{privacy.clip:g}"
+            )
+    elif privacy.mechanism != "local" and not _clips_to(rules.weighing.bound, privacy):
         yield f"updates that are not clipped to the norm {privacy.clip:g} of its noise"
 
 
@@ -90,3 +103,33 @@ def _clips_to(bound: NormBound | None, privacy: PrivacyRules) -> bool:
         return False
     held = bound.first, bound.enforced.largest_weight
     return held == (privacy.clip, privacy.largest_weight)
+
+
+def _needs_of_single_updates(rules: RoundRules) -> Iterator[str]:
+    """Yield what of the rules looks at single updates, or at what single devices measure, where
+    the coordinator knows their sum alone."""
+    if rules.secure is None:
+        return
+    if rules.aggregators.keys() != {UPDATE}:
+        yield f"the parts {', '.join(rules.aggregators)}: only the update is masked"
+    elif rules.aggregators[UPDATE].name != NAME:
+        yield f"the aggregator {rules.aggregators[UPDATE].name}: it takes the {NAME}"
+    if rules.buffers:
+        yield "buffers that devices report: they are not masked"
+    if rules.weighing.rule is not None:
+        yield f"updates that are {rules.weighing.rule.name}: each is weighed by its own numbers"
+    if rules.weighing.bound is not None:
+        yield "a bound on norms that the coordinator measures: devices clip"
+    if rules.mixing_rate is not None:
+        yield "a server that mixes models: it takes one update at a time"
+    if rules.devices is not None:
+        yield "a share of devices that moves the model: devices keep account of unclipped updates"
+    if rules.adaptive_mu:
+        yield "a mu that follows the loss: devices' losses are not known"
+    if rules.privacy is not None:
+        if rules.privacy.mechanism == "local":
+            yield "noise of each device, which has no largest element that words could hold"
+        if rules.privacy.clip_quantile is not None:
+            yield "a clip norm that follows the updates: nobody counts how many were longer"
+        if rules.privacy.metrics:
+            yield "metrics of single devices to which noise would be added"

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -26,6 +28,22 @@ class Update(Protocol):
         """Return the elements from ``start``, a multiple of ALIGNMENT, up to ``stop``."""
 
 
+@runtime_checkable
+class MaskedWords(Protocol):
+    """An update that may be masked."""
+
+    def words(self) -> Iterator[Words]:
+        """Yield its words in order, in parts: uint32, P + 1 altogether. Raises ProtocolError
+        (bad-encoding) where it came as floats. Where it did not, reading floats raises that."""
+
+
+def words_of(update: Update) -> Iterator[Words]:
+    """Yield a masked update's words. Raises ProtocolError (bad-encoding) where it has floats."""
+    if not isinstance(update, MaskedWords):
+        raise ProtocolError(Code.BAD_ENCODING, "an update of floats was given; masked was expected")
+    yield from update.words()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayUpdate:
     """An update in memory."""
@@ -38,6 +56,23 @@ class ArrayUpdate:
 
     def read(self, start: int, stop: int) -> Vector:
         return self.vector[start:stop]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedArray:
+    """A masked update in memory."""
+
+    content: Words
+    """uint32, shape (P + 1,)."""
+
+    def __iter__(self) -> Iterator[Vector]:
+        yield self.read(0, len(self.content))
+
+    def read(self, start: int, stop: int) -> Vector:
+        raise ProtocolError(Code.BAD_ENCODING, "a masked update was given; floats were expected")
+
+    def words(self) -> Iterator[Words]:
+        yield self.content
 
 
 class Values(NamedTuple):

@@ -36,8 +36,9 @@ def check_parts(
         )
         raise ProtocolError(Code.WRONG_PARTS, text)
     for part in report.parts:
-        elements = elements_of(part.name)
-        expected = find_encoding(part.encoding).size(elements)
+        encoding = find_encoding(part.encoding)
+        elements = encoding.elements(elements_of(part.name))
+        expected = encoding.size(elements)
         if part.size != expected:
             text = (
                 f"part {part.name} has {part.size} bytes; its {elements} elements take {expected}"
@@ -133,7 +134,7 @@ class Upload(Turn):
         encoding, elements = find_encoding(part.encoding), None
         if self.offset + size == end:  # the last block may be shorter
             before = (self.offset - (end - part.size)) // encoding.block_bytes * encoding.block
-            elements = self.elements_of(part.name) - before
+            elements = encoding.elements(self.elements_of(part.name)) - before
         largest = encoding.check(chunk.payload, elements)
         self.crc32[part.name] = checksum(chunk.payload, self.crc32.get(part.name, 0))
         self.spool.write_spool_file(self.spool_file, self.offset, chunk.payload)

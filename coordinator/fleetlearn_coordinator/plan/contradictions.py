@@ -15,12 +15,14 @@ from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.plan_rule import broken
 from fleetlearn_coordinator.plan.privacy_rules import privacy_contradictions
 from fleetlearn_coordinator.plan.round_rules import ROUND_RULES, WEIGHT_RULES
+from fleetlearn_coordinator.plan.secure_rules import secure_contradictions
 
 
 def contradictions(plan: PlanKeys) -> Iterable[str]:
     """Yield what of the plan contradicts itself, each with what it takes."""
     round_ = plan.round
     yield from privacy_contradictions(plan)
+    yield from secure_contradictions(plan)
     yield from broken(MODEL_RULES, plan)
     yield from contradictions_of_aggregation(
         plan.aggregation, round_, mix=plan.server.mix, evaluate=plan.local.evaluate

@@ -15,6 +15,7 @@ from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
 from fleetlearn_coordinator.plan.privacy_defaults import fill_privacy, prepare_private_rounds
 from fleetlearn_coordinator.plan.recipes import RECIPES, Recipe
 from fleetlearn_coordinator.plan.sections import CONCURRENCY, DEADLINE, OPTIONAL, SECTIONS
+from fleetlearn_coordinator.plan.secure_section import fill_secure, prepare_secure_rounds
 from fleetlearn_coordinator.plan.toml_errors import near
 
 RELATED = ("local", "round", "staleness", "aggregation", "server", "stop", "evaluation", "models")
@@ -47,6 +48,9 @@ def fill_defaults(raw: dict[str, Any]) -> None:
         raw.setdefault("durable", "power")  # a model that was seen stays counted
     if isinstance(privacy, dict) and isinstance(local, dict) and isinstance(round_, dict):
         prepare_private_rounds(privacy, local, round_)
+    secure = raw.get("secure")
+    if secure is not None and isinstance(local, dict):
+        prepare_secure_rounds(local)
     if isinstance(local, dict):
         raw["local"] = _filled_local(local, recipe)
     if isinstance(aggregation, dict):
@@ -71,6 +75,8 @@ def fill_defaults(raw: dict[str, Any]) -> None:
         raw["server"] = _filled_server(server, recipe)
     if isinstance(privacy, dict):
         fill_privacy(privacy, recipe.mechanism or "gaussian", round_, stop)
+    if isinstance(secure, dict):
+        fill_secure(secure, round_, privacy)
 
 
 def _refuse_unknown(key: str, name: object, table: Collection[str], what: str) -> None:

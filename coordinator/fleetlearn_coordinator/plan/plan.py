@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 from fleetlearn_protocol.algorithms import EXCHANGES
-from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, leaves_residual
+from fleetlearn_protocol.encodings import FLOAT32, MASKED, RESIDUAL, leaves_residual
 from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import BUFFERS, MODEL, UPDATE
@@ -19,6 +19,7 @@ from fleetlearn_protocol.paths import in_home
 
 from fleetlearn_coordinator.aggregation import adaptive_mu, aggregators, optimizers
 from fleetlearn_coordinator.aggregation import staleness as staleness_functions
+from fleetlearn_coordinator.aggregation.modular_sum import modular_sum
 from fleetlearn_coordinator.aggregation.participation_rates import (
     FULL_WEIGHT,
     ParticipationRates,
@@ -39,6 +40,11 @@ from fleetlearn_coordinator.plan.sections import (
     SECTIONS,
     Models,
     Stop,
+)
+from fleetlearn_coordinator.plan.secure_rules import (
+    fixed_point,
+    secure_misfit,
+    secure_remarks,
 )
 from fleetlearn_coordinator.plan.selection_section import NESTED
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
@@ -177,6 +183,9 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
     def aggregator(self, buffers: Sequence[slice] = ()) -> aggregators.Aggregator[Any]:
         """Return the aggregator of updates. ``buffers``: the model's elements that are no trained
         parameters."""
+        numbers = fixed_point(self)
+        if numbers is not None:
+            return modular_sum(numbers)
         return aggregators.make(self.aggregation.aggregator, self.aggregation.bounds, buffers)
 
     @property
@@ -191,12 +200,16 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
 
     def parts(self, manifest: Manifest) -> dict[str, str]:
         """Return what a task asks its device to report: name of the part -> its encoding."""
-        return {**self.exact_parts(manifest), UPDATE: self.encoding.up}
+        up = self.encoding.up if self.secure is None else MASKED.name
+        return {**self.exact_parts(manifest), UPDATE: up}
 
     def exact_parts(self, manifest: Manifest) -> dict[str, str]:
-        """Return the same for a device that does not know the update's encoding."""
+        """Return the same for a device that does not know the update's encoding. With [secure] it
+        is asked for a masked update as all are, and gives its task back: the coordinator must not
+        see one that is not masked."""
         buffers = (BUFFERS,) if manifest.buffers else ()
-        return dict.fromkeys((*EXCHANGES[self.local.algorithm].parts, *buffers), FLOAT32.name)
+        exact = dict.fromkeys((*EXCHANGES[self.local.algorithm].parts, *buffers), FLOAT32.name)
+        return exact if self.secure is None else {**exact, UPDATE: MASKED.name}
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -215,7 +228,7 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         except ValueError as error:
             raise self._misfit(str(error), manifest) from None
         bound = self.aggregation.norm_bound
-        if self.privacy is not None:
+        if self.privacy is not None and self.secure is None:  # else devices clip, unwatched
             bound = private_bound(self.privacy, self.largest_weight, manifest.size)
         return Weighing(rule, bound)
 
@@ -250,6 +263,7 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
             adaptive_mu=self.local.adaptive_mu,
             most_mu=adaptive_mu.largest(hyper),
             privacy=privacy_rules(self, self.largest_weight),
+            secure=fixed_point(self),
         )
 
     def optimizer(self, manifest: Manifest) -> optimizers.Optimizer:
@@ -335,11 +349,14 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
             )
         if remark := self.selection.remark(self.round.weighting):
             texts.append(remark)
-        return texts + privacy_remarks(self)
+        return texts + privacy_remarks(self) + secure_remarks(self)
 
     def check_against(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together, or the budget of
         [privacy] does not allow one release."""
+        if self.secure is not None:
+            text = "[secure] is a draft: no device masks its update yet. Leave the table out"
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {text}")
         self.check_bundle(manifest)
         self.check_privacy()
 
@@ -362,8 +379,9 @@ class Plan(PlanKeys, frozen=True, kw_only=True):
         for name, personal in (of_recipe, (self._needing(), self.algorithm.personal)):
             if (misfit := personal_misfit(name, personal, manifest)) is not None:
                 raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
-        if (misfit := privacy_misfit(self, manifest)) is not None:
-            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
+        for misfit in (privacy_misfit(self, manifest), secure_misfit(self, manifest)):
+            if misfit is not None:
+                raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
         rules: dict[str, Stop | Models] = {"stop": self.stop, "models": self.models}
         for section, rule in rules.items():
             known = ["loss", *manifest.metrics]

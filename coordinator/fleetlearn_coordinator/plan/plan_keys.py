@@ -24,6 +24,7 @@ from fleetlearn_coordinator.plan.sections import (
     Staleness,
     Stop,
 )
+from fleetlearn_coordinator.plan.secure_section import SecureSection
 from fleetlearn_coordinator.plan.selection_section import SelectionSection
 from fleetlearn_coordinator.plan.toml_errors import Section
 
@@ -60,6 +61,8 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     models: Models
     privacy: PrivacySection | None = None
     """Default: no differential privacy."""
+    secure: SecureSection | None = None
+    """Default: the coordinator sees each update."""
     file: str
     """Where the plan came from, for messages. Not a key of the file."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetlearn_protocol.encodings import find_encoding, leaves_residual
+from fleetlearn_protocol.encodings import MASKED, find_encoding, leaves_residual
 from fleetlearn_protocol.errors import ProtocolError
 
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES
@@ -34,9 +34,11 @@ WEIGHT_RULES = (
 
 def _encoding_fault(plan: PlanKeys) -> str | None:
     try:
-        find_encoding(plan.encoding.up)
+        encoding = find_encoding(plan.encoding.up)
     except ProtocolError as error:
         return error.text
+    if encoding == MASKED:
+        return "updates are masked where the plan has [secure], which says how"
     return None
 
 

@@ -17,6 +17,7 @@ from fleetlearn_coordinator.aggregation.robust.rules import Bounds
 from fleetlearn_coordinator.aggregation.weighing.fair import MOST_Q
 from fleetlearn_coordinator.aggregation.weighing.norm_bound import NormBound
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
+from fleetlearn_coordinator.plan.secure_section import SecureSection
 from fleetlearn_coordinator.plan.selection_section import SelectionSection
 from fleetlearn_coordinator.plan.toml_errors import Positive, Section
 from fleetlearn_coordinator.rounds.settings import PaceSettings
@@ -335,6 +336,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "evaluation": EvaluationSection,
     "models": Models,
     "privacy": PrivacySection,
+    "secure": SecureSection,
 }
-OPTIONAL = ("privacy",)
+OPTIONAL = ("privacy", "secure")
 """Sections without which a plan is another plan, and not the same with defaults."""

@@ -8,6 +8,8 @@ rounding). n such numbers add up to less than 2^32 as long as n (2^q - 1) < 2^32
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -64,3 +66,63 @@ def sum_of(words: Words, updates: int, bound: float, bits: int) -> NDArray[np.fl
         )
     total: NDArray[np.float64] = words * (2 * bound / (2**bits - 1)) - updates * bound
     return total
+
+
+class WeightedSum(NamedTuple):
+    """The sum of updates, and of their weights."""
+
+    total: NDArray[np.float64]
+    """Shape (P,): each update counts as it was written, times its share of the largest weight."""
+    weight: float
+    """The sum of those shares, above 0: the weighted mean is ``total / weight``."""
+
+
+def weighted_words(
+    update: Vector, share: float, bound: float, bits: int, fractions: NDArray[np.float64]
+) -> Words:
+    """Return an update and, last, its weight, as whole numbers below 2^bits: uint32, (P + 1,).
+
+    update: float32, (P,), as it counts: clipped to ``bound`` (L2), then times ``share`` and what
+    its staleness leaves of it. share: its weight as a share of the largest one, above 0 and at most
+    1; that is written without a sign, so that a share of 1 is always 2^bits - 1. fractions: (P +
+    1,), as for ``to_words``. Raises ValueError as that does, and for another share.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"a weight's share of {share} was given; expected above 0 and at most 1")
+    most = 2**bits - 1
+    words = np.empty(len(update) + 1, np.uint32)
+    words[:-1] = to_words(update, bound, bits, fractions[:-1])
+    words[-1] = min(most, int(share * most + fractions[-1]))
+    return words
+
+
+def weighted_sum(
+    words: Words, updates: int, bound: float, bits: int, *, equal: bool = False
+) -> WeightedSum:
+    """Return what ``updates`` updates add up to, from the sum of their ``weighted_words`` modulo
+    2^32, (P + 1,). ``equal``: all have a share of 1.
+
+    Raises ValueError where the words can be no such sum: most wrong masks end here. If all updates
+    were as long as ``bound`` allows, they would add up to bound * weight; each may be rounded by a
+    step, and its weight by half of one.
+    """
+    most = 2**bits - 1
+    if updates < 1:
+        raise ValueError("the sum of no updates was asked for; add one first")
+    total = sum_of(words[:-1], updates, bound, bits)
+    weight = int(words[-1]) / most
+    possible = int(words[-1]) == updates * most if equal else 0 < weight <= updates
+    if not possible:
+        wanted = f"{updates}" if equal else f"above 0 and at most {updates}"
+        raise ValueError(
+            f"the weights of {updates} updates add up to {weight:g} shares; expected {wanted}. A "
+            "mask was not taken off"
+        )
+    largest = float(np.abs(total).max(initial=0.0))
+    allowed = bound * weight + 1.5 * updates * 2 * bound / most
+    if largest > allowed * (1 + 1e-9):
+        raise ValueError(
+            f"an element of the sum is {largest:g}; updates of these weights add up to at most "
+            f"{allowed:g}. A mask was not taken off, or a device did not clip its update"
+        )
+    return WeightedSum(total, weight)

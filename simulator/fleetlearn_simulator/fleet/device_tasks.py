@@ -76,8 +76,10 @@ class DeviceTasks:
         self.down_bytes = self.model_bytes + len(plan.vectors) * FLOAT32.size(size)
         """Bytes of the model and the vectors that a task has beside it."""
         parts, elements_of = plan.parts(bundle.manifest), bundle.manifest.elements_of
+        encodings = {part: find_encoding(encoding) for part, encoding in parts.items()}
         self.up_bytes = sum(
-            find_encoding(encoding).size(elements_of(part)) for part, encoding in parts.items()
+            encoding.size(encoding.elements(elements_of(part)))
+            for part, encoding in encodings.items()
         )
         """Bytes of a report's parts."""
         self.bundle_bytes = sum(bundle.manifest.files[file].size for file in (TRAIN, EVAL))

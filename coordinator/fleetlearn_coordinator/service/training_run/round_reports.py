@@ -186,7 +186,7 @@ class RoundReports:
         begin, largest = 0, {}
         for part in row.report.parts:
             encoding = find_encoding(part.encoding)
-            elements = self._elements[part.name]
+            elements = encoding.elements(self._elements[part.name])
             largest[part.name] = encoding.check(content[begin : begin + part.size], elements)
             begin += part.size
         columns = self._columns(row.report, row.spool_file, largest, row.weight, row.staleness)

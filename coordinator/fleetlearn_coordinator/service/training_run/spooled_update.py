@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.encodings import MASKED, find_encoding
+from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.formats.masked import words_from_bytes
 from fleetlearn_protocol.messages import Part, Report
+from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.storage.blobs import Blobs
@@ -26,6 +29,7 @@ class SpooledUpdate:
     begin: int
     """The byte of the file at which the part begins."""
     elements: int
+    """Of the vector that the part says."""
 
     def __iter__(self) -> Iterator[Vector]:
         encoding, left = find_encoding(self.part.encoding), self.elements
@@ -43,6 +47,15 @@ class SpooledUpdate:
             self.spool_file, end - begin, self.begin + begin, part_bytes=end - begin
         )
         return encoding.decode(content, stop - start)
+
+    def words(self) -> Iterator[Words]:
+        if self.part.encoding != MASKED.name:
+            text = f"part {self.part.name} came as {self.part.encoding}; masked was expected"
+            raise ProtocolError(Code.BAD_ENCODING, text)
+        for content in self.blobs.read_spool_file(
+            self.spool_file, self.part.size, self.begin, part_bytes=MASKED.size(PART)
+        ):
+            yield words_from_bytes(content)
 
 
 def spooled_parts(

@@ -1,0 +1,175 @@
+"""The aggregator "modular sum": masked updates, of which the coordinator learns the sum alone.
+
+An update is P + 1 words, the last one its weight (``secure/fixed_point.py`` of the protocol), with
+a mask on each. They are added modulo 2^32, which is the same in every order. When the round is
+closed, ``unmask`` takes the sum of their masks off, and only then there are numbers. [secure] of a
+plan asks for this aggregator; no plan names it by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from fleetlearn_protocol.secure.fixed_point import (
+    WeightedSum,
+    Words,
+    most_updates,
+    weighted_sum,
+)
+from fleetlearn_protocol.vector import Vector
+from numpy.typing import NDArray
+
+from fleetlearn_coordinator.aggregation.aggregators import Aggregator, Column, Tensors
+from fleetlearn_coordinator.aggregation.updates import NO_VALUES, Result, Update, Values, words_of
+
+NAME = "modular sum"
+
+
+class FixedPoint(NamedTuple):
+    """How all updates of a run are written."""
+
+    bound: float
+    """C: the L2 norm to which each device clips its update, and the largest that an element is."""
+    bits: int
+    """Of an element."""
+    equal: bool
+    """Whether all updates weigh the same."""
+
+
+@dataclass(slots=True, eq=False)
+class MaskedSum:
+    """The aggregator's state: the sum of updates with their masks."""
+
+    words: Words
+    """Modulo 2^32, shape (P + 1,)."""
+    updates: int = 0
+    """How many are in it."""
+
+
+def unmask(state: MaskedSum, masks: Words, numbers: FixedPoint) -> WeightedSum:
+    """Return what a round's updates add up to. The state stays as it is, with its masks.
+
+    ``masks``: the sum of exactly these updates' masks modulo 2^32, shape (P + 1,). Raises
+    ValueError where the result can be no sum of this many updates: the masks are of others.
+    """
+    if masks.shape != state.words.shape or masks.dtype != np.uint32:
+        raise ValueError(
+            f"masks of shape {masks.shape} and type {masks.dtype} were given; the sum is of shape "
+            f"{state.words.shape} and type uint32"
+        )
+    words = state.words - masks  # modulo 2^32
+    return weighted_sum(words, state.updates, numbers.bound, numbers.bits, equal=numbers.equal)
+
+
+def modular_sum(numbers: FixedPoint) -> Aggregator[Any]:
+    """Return the aggregator. Its ``result`` takes what ``unmask`` returns, as masked words have no
+    mean."""
+    return Aggregator(
+        name=NAME,
+        init=lambda size: MaskedSum(np.zeros(size + 1, np.uint32)),
+        # Nobody knows how large an update is, or what it weighs: any words are accepted.
+        check=lambda largest, weight: None,
+        passes_check=lambda largest, weights: np.ones(len(weights), np.bool_),
+        add=partial(_add, numbers),
+        add_many=partial(_add_many, numbers),
+        result=_result,
+        to_tensors=_to_tensors,
+        from_tensors=partial(_from_tensors, numbers),
+        keeps_updates=False,
+    )
+
+
+def _add(
+    numbers: FixedPoint,
+    state: MaskedSum,
+    update: Update,
+    weight: int,
+    largest: float,
+    factor: float = 1.0,
+    values: Values = NO_VALUES,
+) -> None:
+    if factor != 1:
+        raise ValueError(
+            f"a factor of {factor:g} was given for a masked update; its device multiplies it "
+            "before it masks"
+        )
+    _check_room(numbers, state, 1)
+    begin, size = 0, len(state.words)
+    # In pieces, and only in the end into the state, which stays as it was where one cannot be read.
+    pieces = list(words_of(update))
+    if sum(map(len, pieces)) != size:
+        raise ValueError(
+            f"an update of {sum(map(len, pieces))} words was given; the sum has {size}"
+        )
+    for piece in pieces:
+        state.words[begin : begin + len(piece)] += piece
+        begin += len(piece)
+    state.updates += 1
+
+
+def _add_many(
+    numbers: FixedPoint,
+    state: MaskedSum,
+    parts: Sequence[NDArray[Any]],
+    weights: NDArray[np.int64],
+    largest: Column,
+    factors: Column | None = None,
+    values: Values = NO_VALUES,
+) -> None:
+    if factors is not None and (factors != 1).any():
+        raise ValueError(
+            "factors were given for masked updates; their devices multiply them before they mask"
+        )
+    for rows in parts:
+        if rows.dtype != np.uint32 or rows.shape[1:] != state.words.shape:
+            raise ValueError(
+                f"updates of shape {rows.shape[1:]} and type {rows.dtype} were given; the sum is "
+                f"of shape {state.words.shape} and type uint32"
+            )
+    _check_room(numbers, state, sum(map(len, parts)))
+    for rows in parts:
+        for row in rows:  # numpy's sum along an axis takes no less
+            state.words += row
+        state.updates += len(rows)
+
+
+def _check_room(numbers: FixedPoint, state: MaskedSum, more: int) -> None:
+    most = most_updates(numbers.bits)
+    if state.updates + more > most:
+        raise ValueError(
+            f"{state.updates + more} updates of {numbers.bits} bits were given; {most} can be "
+            "added modulo 2^32"
+        )
+
+
+def _result(total: WeightedSum | MaskedSum, present: Vector = NO_VALUES.present) -> Result:
+    if isinstance(total, MaskedSum):
+        raise ValueError("the mean of masked updates was asked for; take their masks off first")
+    return Result(total.total / total.weight, np.zeros(0))
+
+
+def _to_tensors(state: MaskedSum) -> dict[str, NDArray[np.generic]]:
+    return {"words": state.words, "updates": np.array([state.updates], np.int64)}
+
+
+def _from_tensors(numbers: FixedPoint, tensors: Tensors) -> MaskedSum:
+    if tensors.keys() != {"words", "updates"}:
+        raise ValueError(
+            f"the saved sum has {', '.join(tensors) or 'nothing'}; it is no masked sum"
+        )
+    words, count = tensors["words"], tensors["updates"]
+    if words.dtype != np.uint32 or words.ndim != 1 or words.size < 2:
+        raise ValueError(f"the saved masked sum has words of type {words.dtype}: it is damaged")
+    if count.shape != (1,) or count.dtype != np.int64:
+        raise ValueError("the saved masked sum does not say how many updates it has")
+    updates = int(count[0])
+    if not 0 <= updates <= most_updates(numbers.bits):
+        raise ValueError(
+            f"the saved masked sum says {updates} updates; at most {most_updates(numbers.bits)} of "
+            f"{numbers.bits} bits can be added: it is damaged, or of other rules"
+        )
+    return MaskedSum(words.astype(np.uint32), updates)

@@ -1,0 +1,228 @@
+"""What of a plan cannot be where the coordinator knows the sum of updates alone: what contradicts
+[secure], each with its reason.
+
+Whatever looks at one update, weighs it by what its device measured, or takes it by itself, needs
+what [secure] hides. The coordinator cannot check that updates are clipped either: a device that
+does not clip can move the model as far as the words reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.manifest import Manifest
+from fleetlearn_protocol.secure.fixed_point import most_updates
+
+from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
+from fleetlearn_coordinator.plan.plan_keys import PlanKeys
+from fleetlearn_coordinator.plan.plan_rule import PlanRule, broken, leaves_updates_out
+from fleetlearn_coordinator.plan.secure_section import SecureSection
+
+MEASURED = "devices send nothing that they measure, as it would tell about their data"
+
+
+def _secure_rule(
+    breaks: Callable[[PlanKeys, SecureSection], object],
+    text: Callable[[PlanKeys, SecureSection], str],
+) -> PlanRule:
+    """Return a rule that only plans with [secure] must keep."""
+
+    def told(plan: PlanKeys) -> str:
+        assert plan.secure is not None
+        return text(plan, plan.secure)
+
+    return PlanRule(lambda plan: plan.secure is not None and breaks(plan, plan.secure), told)
+
+
+SECURE_RULES = (
+    _secure_rule(
+        lambda plan, secure: leaves_updates_out(plan),
+        lambda plan, secure: (
+            f'aggregation.aggregator = "{plan.aggregation.aggregator}" with [secure]: it compares '
+            "each update with the others, and the coordinator knows their sum alone. It needs "
+            'aggregation.aggregator = "mean"'
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.aggregation.normalise,
+        lambda plan, secure: (
+            "aggregation.normalise = true with [secure]: FedNova multiplies each update by its "
+            "device's number of steps, and the coordinator has no single update. Leave it out"
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.aggregation.q is not None,
+        lambda plan, secure: (
+            f"aggregation.q = {plan.aggregation.q} with [secure]: q-FedAvg multiplies each update "
+            "by its device's loss and divides by their norms, and the coordinator knows neither. "
+            "Leave it out"
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.aggregation.max_norm is not None,
+        lambda plan, secure: (
+            f"aggregation.max_norm = {plan.aggregation.max_norm:g} with [secure]: the coordinator "
+            f"cannot measure a masked update. secure.clip = {secure.clip:g} is what devices clip "
+            "their updates to"
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.algorithm.tied,
+        lambda plan, secure: (
+            f'local.algorithm = "{plan.local.algorithm}" with [secure]: devices keep what their '
+            "updates made before these were clipped, or send it beside them without a mask. It "
+            'needs local.algorithm = "plain", "fedrep" or "ditto"'
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.local.adaptive_mu,
+        lambda plan, secure: (
+            f"local.adaptive_mu = true with [secure]: mu follows the devices' losses, and "
+            f"{MEASURED}. Set local.mu, which stays as it is"
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.selection.strategy != "uniform",
+        lambda plan, secure: (
+            f'selection.strategy = "{plan.selection.strategy}" with [secure]: it chooses devices '
+            f'by their losses, and {MEASURED}. It needs selection.strategy = "uniform"'
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.round.weighting == "inverse-participation",
+        lambda plan, secure: (
+            'round.weighting = "inverse-participation" with [secure]: a device masks its weight, '
+            "and does not know how many updates the others have. It needs round.weighting = "
+            '"uniform" or "examples"'
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.server.mix,
+        lambda plan, secure: (
+            "server.mix = true with [secure]: the model moves by one device's update at a time, "
+            'which the sum would not hide. It needs server.mix = false; recipe = "fedbuff" is '
+            "asynchronous too, and adds several"
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.encoding.up != FLOAT32.name,
+        lambda plan, secure: (
+            f'encoding.up = "{plan.encoding.up}" with [secure]: updates are words of secure.bits = '
+            f"{secure.bits} with a mask, which no other encoding can make shorter. Leave it out"
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.round.minimum < secure.minimum,
+        lambda plan, secure: (
+            f"round.minimum = {plan.round.minimum} is less than secure.minimum = {secure.minimum}: "
+            "the helper does not add up so few updates, and the round could not be committed"
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.round.goal > most_updates(secure.bits),
+        lambda plan, secure: (
+            f"round.goal = {plan.round.goal} with secure.bits = {secure.bits}: at most "
+            f"{most_updates(secure.bits)} such updates can be added modulo 2^32"
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.local.evaluate,
+        lambda plan, secure: (
+            f"local.evaluate = true with [secure]: {MEASURED}, so that they would measure for "
+            "nothing. Set local.evaluate = false"
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: (
+            plan.evaluation.every is not None
+            or "evaluation" in (plan.stop.measured_by, plan.models.measured_by)
+        ),
+        lambda plan, secure: (
+            f"evaluation.every = {plan.evaluation.every} with [secure]: {MEASURED}. Use held-out "
+            'data of the coordinator\'s own: evaluation.data and measured_by = "held-out"'
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.stop.metric is not None and plan.stop.measured_by == "round",
+        lambda plan, secure: _of_round("stop.metric", plan.stop.metric),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.models.best is not None and plan.models.measured_by == "round",
+        lambda plan, secure: _of_round("models.metric", plan.models.metric),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.privacy is not None and plan.privacy.mechanism == "local",
+        lambda plan, secure: (
+            'privacy.mechanism = "local" with [secure]: noise has no largest element, and words of '
+            f'secure.bits = {secure.bits} have. It needs privacy.mechanism = "gaussian" or '
+            '"dp-ftrl": the noise is added to the sum'
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.privacy is not None and plan.privacy.clip_quantile is not None,
+        lambda plan, secure: (
+            "privacy.clip_quantile with [secure]: nobody counts how many updates were longer than "
+            "the clip norm. Leave it out"
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.privacy is not None and plan.privacy.metrics != "none",
+        lambda plan, secure: (
+            f'privacy.metrics = "noised" with [secure]: {MEASURED}, and so nothing is there that '
+            'noise could be added to. It needs privacy.metrics = "none"'
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.privacy is not None and plan.privacy.clip != secure.clip,
+        lambda plan, secure: (
+            f"secure.clip = {secure.clip:g} is not privacy.clip = "
+            f"{0 if plan.privacy is None else plan.privacy.clip:g}, which the noise is for. Leave "
+            "secure.clip out"
+        ),
+    ),
+)
+
+
+def _of_round(key: str, metric: str | None) -> str:
+    return (
+        f'{key} = "{metric}" with [secure] is measured by the devices of the round, and '
+        f"{MEASURED}. Use held-out data of the coordinator's own: evaluation.data and measured_by "
+        '= "held-out"'
+    )
+
+
+def secure_contradictions(plan: PlanKeys) -> Iterable[str]:
+    """Yield what cannot be with masked updates, each with its reason and with what to do."""
+    return broken(SECURE_RULES, plan)
+
+
+def secure_misfit(plan: PlanKeys, manifest: Manifest) -> str | None:
+    """Return why the plan's [secure] cannot run this bundle, and what to do. None: it can."""
+    if plan.secure is None or not manifest.buffers:
+        return None
+    return (
+        f"[secure] and bundle {manifest.name}: its values, such as BatchNorm's running statistics, "
+        "travel beside the update, without a mask. Use GroupNorm or LayerNorm, which have none, or "
+        'keep them on the devices: export_bundle(..., personal="normalisation") and recipe = '
+        '"fedbn"'
+    )
+
+
+def fixed_point(plan: PlanKeys) -> FixedPoint | None:
+    """Return how the plan's updates are written before they are masked; None without [secure]."""
+    secure = plan.secure
+    if secure is None:
+        return None
+    return FixedPoint(secure.clip, secure.bits, equal=plan.round.weighting == "uniform")
+
+
+def secure_remarks(plan: PlanKeys) -> list[str]:
+    """Say what the author of a plan with [secure] may not mean."""
+    if plan.secure is None or plan.privacy is None:
+        return []
+    return [
+        "[privacy] with [secure]: devices clip their updates, and the coordinator cannot check it. "
+        "The budget holds for devices that clip; one that does not is not protected, and can move "
+        "the model further than others"
+    ]

@@ -1,0 +1,90 @@
+"""An update and its weight as whole numbers, and their sum: what it is on average, how far it may
+be off, and which sums are refused. (Elements alone: test_secure_core.py.)"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fleetlearn_protocol.secure.fixed_point import most_updates, weighted_sum, weighted_words
+from hypothesis import given
+from hypothesis import strategies as st
+
+BOUND = 2.0
+
+
+def step(bits: int) -> float:
+    return 2 * BOUND / (2**bits - 1)
+
+
+def test_by_hand() -> None:
+    """With 16 bits and C = 2 a step is 4 / 65535; (x + 2) / step is 32767.5 for 0."""
+    words = weighted_words(np.array([1, -1, 0], np.float32), 0.5, 2.0, 16, np.full(4, 0.5))
+    assert words.tolist() == [49151, 16384, 32768, 32768]
+    assert weighted_words(np.zeros(1, np.float32), 1.0, 2.0, 16, np.full(2, 0.999))[-1] == 65535
+    found = weighted_sum(words, 1, 2.0, 16)
+    assert found.total.tolist() == pytest.approx([1 - 1 / 65535, -1 + 1 / 65535, 2 / 65535])
+    assert found.weight == 32768 / 65535
+
+
+@given(st.integers(0, 2**32), st.sampled_from([16, 18, 20]), st.integers(1, 40))
+def test_the_sum_is_the_floats_up_to_a_step_each(seed: int, bits: int, count: int) -> None:
+    draw = np.random.default_rng(seed)
+    shares = draw.uniform(0.01, 1, count)
+    updates = (draw.uniform(-BOUND, BOUND, (count, 7)) * shares[:, None]).astype(np.float32)
+    total = np.zeros(8, np.uint32)
+    for update, share in zip(updates, shares, strict=True):
+        total += weighted_words(update, share, BOUND, bits, draw.random(8))
+    found = weighted_sum(total, count, BOUND, bits)
+    exact = updates.astype(np.float64).sum(axis=0)
+    assert np.abs(found.total - exact).max() < count * step(bits)
+    assert abs(found.weight - shares.sum()) < count / (2**bits - 1)
+
+
+def test_the_rounding_is_right_on_average() -> None:
+    """Of n independent roundings, each by less than a step, the mean is off by less than five
+    standard deviations, of at most half a step each: nearest rounding is off by more."""
+    count, draw = 40_000, np.random.default_rng(5)
+    update = np.float32([0.3, -1.7, 0.0, 1.99999])
+    exact = (update.astype(np.float64) + BOUND) / step(16)
+    words = np.array(
+        [weighted_words(update, 0.3, BOUND, 16, draw.random(5)) for _ in range(count)], np.float64
+    )
+    allowed = 5 * 0.5 / np.sqrt(count)
+    off = words.mean(axis=0) - [*exact, 0.3 * 65535]
+    assert np.abs(off).max() < allowed
+    nearest = np.rint(exact) - exact
+    assert np.abs(nearest).max() > allowed, "a rounding that is not random would be found"
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.01, float("nan"), float("inf")])
+def test_a_share_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="a weight's share of"):
+        weighted_words(np.zeros(1, np.float32), share, BOUND, 16, np.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("words", "updates", "equal", "said"),
+    [
+        ([0, 65535], 0, False, "the sum of no updates"),
+        ([131071, 65535], 2, False, "at most 131070 was expected"),
+        ([32768, 0], 1, False, "add up to 0 shares"),
+        ([32768, 65536], 1, False, "add up to 1.00002 shares; expected above 0 and at most 1"),
+        ([65535, 131069], 2, True, "shares; expected 2"),
+        ([65535, 32000], 1, False, "an element of the sum is 2;"),
+        ([0, 0], most_updates(16) + 1, False, "of the sum of"),
+    ],
+)
+def test_a_sum_that_cannot_be_is_refused(
+    words: list[int], updates: int, equal: bool, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        weighted_sum(np.array(words, np.uint32), updates, BOUND, 16, equal=equal)
+
+
+def test_the_largest_sum_that_can_be_passes() -> None:
+    """Each update as long as its share allows, each rounded up, each weight rounded down."""
+    count = most_updates(16)
+    update = np.array([BOUND * 0.3], np.float32)
+    one = weighted_words(update, 0.3, BOUND, 16, np.array([0.9999, 0.0]))
+    total = one * np.uint32(count)
+    assert weighted_sum(total, count, BOUND, 16).weight == pytest.approx(0.3 * count, rel=1e-4)
