@@ -21,6 +21,11 @@ from fleetlearn_protocol.manifest_file import read_manifest, write_manifest
 SMALL = 'name = "a"\nbundle = "a.bundle"\n[round]\ngoal = 4\n'
 PRIVATE = "[privacy]\nnoise = 1.0\ndelta = 1e-6\npopulation = 1000\nclip = 0.5\n"
 """The shortest [privacy]."""
+SECURE = (
+    '[secure]\nmode = "helper"\nhelper = "https://helper.example:8770"\n'
+    f'key = "{"a" * 64}"\ncertificate = "{"b" * 64}"\nclip = 0.5\n'
+)
+"""The shortest [secure] without [privacy]."""
 
 
 def manifest(

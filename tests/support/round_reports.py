@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation.model_state import ModelState, make_state
+from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint, modular_sum
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.aggregation.reports import PartColumn, ReportColumns
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
@@ -51,6 +52,13 @@ def private_rules_of(size: int, most: int = 1, clip: float = 1.0, **more: Any) -
     bound = NormBound(clip, "clip", enforced=Enforced(most, size))
     privacy = PrivacyRules(**(usual | more))
     return rules_of(weighing=Weighing(bound=bound), privacy=privacy, outlive=True)
+
+
+def masked_rules_of(*, equal: bool = True, **more: Any) -> RoundRules:
+    """Return the rules of rounds of masked updates of 20 bits, clipped to 1."""
+    numbers = FixedPoint(1.0, 20, equal)
+    usual: dict[str, Any] = {"aggregators": {UPDATE: modular_sum(numbers)}, "secure": numbers}
+    return rules_of(**(usual | more))
 
 
 def state_of(rules: RoundRules, model: Sequence[float], **more: Any) -> ModelState:

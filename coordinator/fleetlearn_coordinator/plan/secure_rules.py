@@ -127,6 +127,13 @@ SECURE_RULES = (
         ),
     ),
     _secure_rule(
+        lambda plan, secure: plan.privacy is not None and plan.privacy.metrics != "none",
+        lambda plan, secure: (
+            f'privacy.metrics = "noised" with [secure]: {MEASURED}, and so nothing is there that '
+            'noise could be added to. It needs privacy.metrics = "none"'
+        ),
+    ),
+    _secure_rule(
         lambda plan, secure: plan.local.evaluate,
         lambda plan, secure: (
             f"local.evaluate = true with [secure]: {MEASURED}, so that they would measure for "
@@ -164,13 +171,6 @@ SECURE_RULES = (
         lambda plan, secure: (
             "privacy.clip_quantile with [secure]: nobody counts how many updates were longer than "
             "the clip norm. Leave it out"
-        ),
-    ),
-    _secure_rule(
-        lambda plan, secure: plan.privacy is not None and plan.privacy.metrics != "none",
-        lambda plan, secure: (
-            f'privacy.metrics = "noised" with [secure]: {MEASURED}, and so nothing is there that '
-            'noise could be added to. It needs privacy.metrics = "none"'
         ),
     ),
     _secure_rule(

@@ -1,0 +1,147 @@
+"""Which plans with [secure] are refused, each with its reason, and what a round of them follows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
+from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_coordinator.plan.secure_rules import SECURE_RULES
+from fleetlearn_protocol.manifest import Parameter
+from plans import PRIVATE, SECURE, SMALL, manifest
+
+SGD = manifest(proximal=False, hyper=(), metrics=("accuracy",))
+STOPS = '[stop]\nmetric = "accuracy"\ntarget = 0.9\n'
+UNCLIPPED = SECURE.replace("clip = 0.5\n", "")
+BROKEN = {
+    **{
+        name: (f'{SMALL}[aggregation]\naggregator = "{name}"\n{SECURE}', "compares each update")
+        for name in ("median", "trimmed-mean", "geometric-median", "centred-clipping")
+    },
+    "fednova": (f'recipe = "fednova"\n{SMALL}{SECURE}', "aggregation.normalise = true with"),
+    "q-fedavg": (f'recipe = "q-fedavg"\n{SMALL}{SECURE}', "aggregation.q = 1.0 with [secure]"),
+    "max_norm": (f"{SMALL}[aggregation]\nmax_norm = 2.0\n{SECURE}", "aggregation.max_norm = 2"),
+    **{
+        name: (
+            f'{SMALL}[local]\nalgorithm = "{name}"\n[server]\ndevices = 9\n{SECURE}',
+            f'local.algorithm = "{name}" with [secure]',
+        )
+        for name in ("scaffold", "scaffold-gradient", "feddyn")
+    },
+    "fedprox-adaptive": (
+        f'recipe = "fedprox-adaptive"\n{SMALL}{SECURE}', "mu follows the devices' losses"
+    ),
+    **{
+        name: (f'{SMALL}[selection]\nstrategy = "{name}"\n{SECURE}', "it chooses devices by their")
+        for name in ("oort", "power-of-choice")
+    },
+    "inverse-participation": (
+        f'recipe = "fedbuff"\n{SMALL}weighting = "inverse-participation"\n{SECURE}',
+        "a device masks its weight",
+    ),
+    "fedasync": (
+        f'recipe = "fedasync"\nname = "a"\nbundle = "b"\n{SECURE}minimum = 2', "server.mix = true"
+    ),
+    "int8": (f'{SMALL}[encoding]\nup = "int8"\n{SECURE}', 'encoding.up = "int8" with [secure]'),
+    "topk": (f'{SMALL}[encoding]\nup = "topk-0.1"\n{SECURE}', 'encoding.up = "topk-0.1" with'),
+    "a minimum of one": (
+        f"{SMALL}minimum = 1\n{SECURE}", "round.minimum = 1 is less than secure.minimum = 2"
+    ),
+    "a larger minimum": (
+        f"{SMALL}{SECURE}minimum = 3", "round.minimum = 2 is less than secure.minimum = 3"
+    ),
+    "too many bits": (
+        f"{SMALL.replace('4', '4097')}{SECURE}bits = 20", "at most 4096 such updates can be added"
+    ),
+    "too many updates": (f"{SMALL.replace('4', '65538')}{SECURE}", "at most 65537 such updates"),
+    "measured": (f"{SMALL}[local]\nevaluate = true\n{SECURE}", "would measure for nothing"),
+    "an evaluation": (f"{SMALL}[evaluation]\nevery = 5\n{SECURE}", "evaluation.every = 5 with"),
+    "a stop by the round": (f"{SMALL}{STOPS}{SECURE}", 'stop.metric = "accuracy" with [secure] is'),
+    "the best by the round": (
+        f'{SMALL}[models]\nbest = 1\nmetric = "loss"\n{SECURE}', 'models.metric = "loss" with'
+    ),
+    "local noise": (
+        f'{SMALL}{PRIVATE}mechanism = "local"\n{SECURE}', "noise has no largest element"
+    ),
+    "an adaptive clip norm": (
+        f"{SMALL}{PRIVATE}clip_quantile = 0.5\n{SECURE}", "nobody counts how many updates"
+    ),
+    "noised metrics": (
+        f'{SMALL}[local]\nevaluate = true\n{PRIVATE}metrics = "noised"\n'
+        f"metrics_bounds = {{accuracy = [0, 1]}}\n{SECURE}",
+        'privacy.metrics = "noised" with [secure]',
+    ),
+    "two clip norms": (
+        f"{SMALL}{PRIVATE}{UNCLIPPED}clip = 0.7", "secure.clip = 0.7 is not privacy.clip = 0.5"
+    ),
+}  # fmt: skip
+
+
+def parse(text: str) -> Plan:
+    return Plan.parse(text, Path("/base"), file="my.toml")
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_plan_that_needs_single_updates_is_refused_with_the_reason(name: str) -> None:
+    text, said = BROKEN[name]
+    with pytest.raises(PlanError) as refused:
+        parse(text)
+    assert said in refused.value.text
+
+
+def test_each_rule_is_broken_by_a_plan_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that no plan breaks could be wrong for ever."""
+    monkeypatch.setattr("fleetlearn_coordinator.plan.plan.contradictions", lambda plan: ())
+    plans = [parse(text) for text, _ in BROKEN.values()]
+    for whole in (parse(f"{SMALL}{SECURE}"), parse(f"{SMALL}{PRIVATE}{UNCLIPPED}")):
+        assert not any(rule.breaks(whole) for rule in SECURE_RULES)
+    for rule in SECURE_RULES:
+        assert any(rule.breaks(plan) for plan in plans)
+        assert not rule.breaks(parse(SMALL)), "plans without [secure] are another matter"
+
+
+def test_a_bundle_with_buffers_is_refused() -> None:
+    plan, whole = parse(f"{SMALL}{SECURE}"), SGD
+    plan.check_bundle(whole)
+    kept = Parameter("mean", (2,), whole.size, buffer=True)
+    with_buffers = msgspec.structs.replace(whole, parameters=(*whole.parameters, kept))
+    parse(SMALL).check_bundle(with_buffers)
+    with pytest.raises(PlanError, match="travel beside the update, without a mask"):
+        plan.check_bundle(with_buffers)
+
+
+def test_no_device_is_asked_for_an_update_without_a_mask() -> None:
+    """Other plans let a device that does not know the encoding send float32."""
+    plan = parse(f"{SMALL}{SECURE}")
+    assert plan.parts(SGD) == plan.exact_parts(SGD) == {"update": "masked"}
+    assert parse(SMALL).exact_parts(SGD) == {"update": "float32"}
+
+
+def test_masked_is_no_encoding_that_a_plan_names() -> None:
+    with pytest.raises(PlanError, match="updates are masked where the plan has"):
+        parse(f'{SMALL}[encoding]\nup = "masked"\n')
+
+
+@pytest.mark.parametrize(("weighting", "equal"), [("uniform", True), ("examples", False)])
+def test_the_rounds_follow_the_plan(weighting: str, equal: bool) -> None:
+    rules = parse(f'{SMALL}weighting = "{weighting}"\n{SECURE}').round_rules(SGD)
+    assert rules.secure == FixedPoint(0.5, 20, equal)
+    assert rules.aggregators["update"].name == "modular sum"
+
+
+def test_with_privacy_the_noise_is_for_the_norm_that_devices_clip_to() -> None:
+    plan = parse(f"{SMALL}{PRIVATE}{UNCLIPPED}")
+    rules = plan.round_rules(SGD)
+    assert rules.secure is not None
+    assert rules.privacy is not None
+    assert rules.secure.bound == rules.privacy.clip == 0.5
+    assert rules.weighing.bound is None, "the coordinator has no norms to look at"
+    assert any("devices clip their updates" in text for text in plan.remarks(SGD))
+    assert not any("devices clip" in text for text in parse(f"{SMALL}{SECURE}").remarks(SGD))
+
+
+def test_a_draft_is_not_run() -> None:
+    with pytest.raises(PlanError, match=r"\[secure\] is a draft"):
+        parse(f"{SMALL}{SECURE}").check_against(SGD)
