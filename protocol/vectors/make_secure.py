@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from fleetlearn_protocol.formats.masked import words_to_bytes
 from fleetlearn_protocol.secure.about import (
     MaskedUpdate,
     MaskTerms,
@@ -15,7 +16,7 @@ from fleetlearn_protocol.secure.about import (
     digest_of_set,
     signed_seed,
 )
-from fleetlearn_protocol.secure.fixed_point import to_words
+from fleetlearn_protocol.secure.fixed_point import to_words, weighted_sum, weighted_words
 from fleetlearn_protocol.secure.helper_messages import (
     MaskSumAnswer,
     MaskSumRefusal,
@@ -60,6 +61,7 @@ def secure() -> dict[str, Any]:
         "words": [words],
         "masks": [_mask(SEED, 5), _mask("00" * 32, 3), _mask(SEED, 17)],
         "masked": [_masked(words["words"], SEED)],
+        "sums": [_sum()],
         "about": [
             {
                 "name": update.device,
@@ -156,6 +158,34 @@ def _masked(plain: list[int], seed: str) -> dict[str, Any]:
     words = np.array(plain, np.uint32)
     add_mask(words, bytes.fromhex(seed))
     return {"name": "wraps at 2^32", "words": plain, "seed": seed, "masked": words.tolist()}
+
+
+def _sum() -> dict[str, Any]:
+    """Three updates with their weights, masked, as they travel; the masks' sum, and what is left
+    of theirs without it."""
+    rows = [([0.5, -0.25], 1.0), ([0.125, 0.0], 0.5), ([-0.25, 0.25], 0.25)]
+    total, masks, reports = np.zeros(3, np.uint32), np.zeros(3, np.uint32), []
+    for number, (elements, share) in enumerate(rows, 1):
+        update, fractions = np.array(elements, "<f4"), np.array([0.25, 0.5, 0.75])
+        words = weighted_words(update, share, 1.0, 18, fractions)
+        seed = bytes([number]) * 32
+        mask = mask_of(seed, 3)
+        total += words + mask
+        masks += mask
+        report = {"update": update.tobytes().hex(), "share": share, "words": words.tolist()}
+        report |= {"fractions": fractions.tolist(), "seed": seed.hex()}
+        reports.append(report | {"part": words_to_bytes(words + mask).hex()})
+    found = weighted_sum(total - masks, 3, 1.0, 18)
+    return {
+        "name": "three updates of 18 bits, bound 1",
+        "bound": 1.0,
+        "bits": 18,
+        "reports": reports,
+        "masked": total.tolist(),
+        "masks": masks.tolist(),
+        "total": found.total.tolist(),
+        "weight": found.weight,
+    }
 
 
 def _closed(name: str, private: str, about: bytes, sealed: bytes) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def test_the_summary_says_nothing_of_what_single_devices_measured() -> None:
 
 
 def test_noise_is_added_to_the_unmasked_sum_and_divided_by_the_goal() -> None:
-    """The noise on a sum is 2^-9 of the most that an update adds: the sum shows, and is not exact."""
+    """The noise on a sum is 2^-9 of the most that an update adds: the sum shows, not exactly."""
     privacy = PrivacyRules(
         mechanism="gaussian", noise=2.0**-9, goal=4, participations=1, clip=1.0, largest_weight=5
     )

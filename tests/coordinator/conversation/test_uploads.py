@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator.conversation.places import PROOF_FACTOR, WINDOW, Places, Proven
-from fleetlearn_coordinator.conversation.uploads import Upload, Uploads
+from fleetlearn_coordinator.conversation.uploads import Upload, Uploads, check_parts
 from fleetlearn_coordinator.service.training_run.spooled_update import SpooledUpdate
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_protocol import Code, ProtocolError
-from fleetlearn_protocol.encodings import FLOAT32, find_encoding
+from fleetlearn_protocol.encodings import FLOAT32, MASKED, find_encoding
 from fleetlearn_protocol.frames import CHUNK_BYTES, Chunk, pack_chunks, unpack_chunk
 from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.vector import Vector
@@ -86,6 +86,51 @@ def test_chunks_that_are_refused_change_nothing(
     with pytest.raises(ProtocolError) as caught:
         upload.receive(chunk._replace(offset=UPDATE.nbytes))
     assert caught.value.code is Code.WRONG_LENGTH
+
+
+def masked_report(words: np.ndarray) -> Report:
+    parts = (MASKED.part("update", words.tobytes()),)
+    return msgspec.structs.replace(report_of("t1"), parts=parts)
+
+
+def test_masked_words_are_uploaded_whatever_they_are(blobs: FileBlobs) -> None:
+    """As floats some of them would be infinite; the last one is the weight, after the vector's
+    elements."""
+    words = np.random.default_rng(1).integers(0, 2**32, len(UPDATE) + 1, np.uint32)
+    words[:2] = 0x7F800000, 0xFFC00000
+    report, uploads = masked_report(words), make(1)
+    check_parts(report, {"update": "masked"}, elements_of)
+    upload = uploads.offer("device", report, blobs, elements_of)
+    assert list(uploads.grants(0.0)) == [upload]
+    for message in pack_chunks(upload.transfer, words.tobytes()):
+        upload.receive(unpack_chunk(message))
+    upload.check_complete()
+    assert upload.largest == {"update": 0.0}
+    number = uploads.complete(upload, 0.0)
+    update = SpooledUpdate(blobs, number, report.parts[0], 0, len(UPDATE))
+    np.testing.assert_array_equal(np.concatenate([*update.words()]), words)
+    with pytest.raises(ProtocolError, match="masked words have no floats"):
+        next(iter(update))
+    with pytest.raises(ProtocolError, match="masked words have no floats"):
+        update.read(0, 10)
+
+
+def test_a_task_that_wants_a_masked_update_takes_no_other(blobs: FileBlobs) -> None:
+    with pytest.raises(ProtocolError) as refused:
+        check_parts(report_of("t1"), {"update": "masked"}, elements_of)
+    assert refused.value.code is Code.WRONG_PARTS
+    with pytest.raises(ProtocolError, match="its 50001 elements take 200004") as refused:
+        check_parts(
+            masked_report(np.zeros(len(UPDATE), np.uint32)), {"update": "masked"}, elements_of
+        )
+    assert refused.value.code is Code.WRONG_LENGTH
+    upload = granted(make(1), blobs, "t1")
+    for message in pack_chunks(upload.transfer, UPDATE.tobytes()):
+        upload.receive(unpack_chunk(message))
+    assert upload.spool_file is not None
+    plain = SpooledUpdate(blobs, upload.spool_file, upload.report.parts[0], 0, len(UPDATE))
+    with pytest.raises(ProtocolError, match="came as float32; masked was expected"):
+        next(plain.words())
 
 
 def test_each_part_of_an_upload_is_checked_by_itself(blobs: FileBlobs) -> None:

@@ -70,6 +70,27 @@ def test_masks() -> None:
     assert case["masked"] == [x % 2**32 for x in sums]
 
 
+def test_sums() -> None:
+    (case,) = VECTORS["sums"]
+    most, bound = 2 ** case["bits"] - 1, case["bound"]
+    sums = [0] * len(case["masks"])
+    for report in case["reports"]:
+        update = np.frombuffer(bytes.fromhex(report["update"]), "<f4").tolist()
+        pairs = zip(update, report["fractions"], strict=False)
+        words = [math.floor((x + bound) * (most / (2 * bound)) + rest) for x, rest in pairs]
+        words.append(min(most, math.floor(report["share"] * most + report["fractions"][-1])))
+        assert report["words"] == words
+        mask = chacha20(bytes.fromhex(report["seed"]), len(words))
+        travels = [(x + y) % 2**32 for x, y in zip(words, mask, strict=True)]
+        assert report["part"] == struct.pack(f"<{len(words)}I", *travels).hex()
+        sums = [x + y for x, y in zip(sums, travels, strict=True)]
+    assert case["masked"] == [x % 2**32 for x in sums]
+    left = [(x - y) % 2**32 for x, y in zip(case["masked"], case["masks"], strict=True)]
+    count = len(case["reports"])
+    assert case["total"] == [x * (2 * bound / most) - count * bound for x in left[:-1]]
+    assert case["weight"] == left[-1] / most
+
+
 def test_about() -> None:
     for case in VECTORS["about"]:
         named = ("run", "bundle", "size", "minimum", "device", "task", "round", "model")
