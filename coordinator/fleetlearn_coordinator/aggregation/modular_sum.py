@@ -98,16 +98,14 @@ def _add(
             "before it masks"
         )
     _check_room(numbers, state, 1)
-    begin, size = 0, len(state.words)
-    # In pieces, and only in the end into the state, which stays as it was where one cannot be read.
-    pieces = list(words_of(update))
-    if sum(map(len, pieces)) != size:
-        raise ValueError(
-            f"an update of {sum(map(len, pieces))} words was given; the sum has {size}"
-        )
-    for piece in pieces:
-        state.words[begin : begin + len(piece)] += piece
-        begin += len(piece)
+    words, size = np.empty_like(state.words), 0
+    for part in words_of(update):  # each may use the memory of the one before
+        if size + len(part) <= len(words):
+            words[size : size + len(part)] = part
+        size += len(part)
+    if size != len(words):
+        raise ValueError(f"an update of {size} words was given; the sum has {len(words)}")
+    state.words += words  # all of it, or nothing where it could not be read
     state.updates += 1
 
 

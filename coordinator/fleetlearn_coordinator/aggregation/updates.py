@@ -33,8 +33,9 @@ class MaskedWords(Protocol):
     """An update that may be masked."""
 
     def words(self) -> Iterator[Words]:
-        """Yield its words in order, in parts: uint32, P + 1 altogether. Raises ProtocolError
-        (bad-encoding) where it came as floats. Where it did not, reading floats raises that."""
+        """Yield its words in order, in parts: uint32, P + 1 altogether. A part may use the memory
+        of the part before. Raises ProtocolError (bad-encoding) where it came as floats. Where it
+        did not, reading floats raises that."""
 
 
 def words_of(update: Update) -> Iterator[Words]:

@@ -1,8 +1,8 @@
 """What of a plan cannot be where the coordinator knows the sum of updates alone: what contradicts
 [secure], each with its reason.
 
-Whatever looks at one update, weighs it by what its device measured, or takes it by itself, needs what
-[secure] hides. The coordinator cannot check that updates are clipped either: a device that
+Whatever looks at one update, weighs it by what its device measured, or takes it by itself, needs
+what [secure] hides. The coordinator cannot check that updates are clipped either: a device that
 does not clip can move each element of the mean by as much as the clip norm.
 """
 

@@ -3,6 +3,7 @@ and after a restart; whatever is no masked update, or no such mask, is refused."
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import permutations
 
 import numpy as np
@@ -72,6 +73,25 @@ def test_every_order_and_every_grouping_gives_the_same_words() -> None:
         state, [np.array(masked[:3]), np.array(masked[3:])], ones, np.zeros(4), None, None
     )
     assert (state.words.tolist(), state.updates) == (expected, 4)
+
+
+class ReadInPlace(MaskedArray):
+    """As a spool file is read: each part takes the memory of the one before."""
+
+    def words(self) -> Iterator[Words]:
+        memory = np.empty(2, np.uint32)
+        for start in range(0, len(self.content), 2):
+            part = self.content[start : start + 2]
+            memory[: len(part)] = part
+            yield memory[: len(part)]
+
+
+def test_an_update_that_is_read_part_by_part_into_one_memory_is_added_right() -> None:
+    _, masked, _ = drawn(3)
+    state: MaskedSum = MODULAR.init(SIZE)
+    for words in masked:
+        MODULAR.add(state, ReadInPlace(words), 1, 0.0, 1.0, None)
+    assert state.words.tolist() == added(masked).words.tolist()
 
 
 def test_masks_that_are_not_of_these_updates_are_refused() -> None:
