@@ -77,7 +77,7 @@ def modular_sum(numbers: FixedPoint) -> Aggregator[Any]:
         add=partial(_add, numbers),
         add_many=partial(_add_many, numbers),
         result=_result,
-        to_tensors=_to_tensors,
+        to_tensors=partial(_to_tensors, numbers),
         from_tensors=partial(_from_tensors, numbers),
         keeps_updates=False,
     )
@@ -150,14 +150,23 @@ def _result(total: WeightedSum | MaskedSum, present: Vector = NO_VALUES.present)
     return Result(total.total / total.weight, np.zeros(0))
 
 
-def _to_tensors(state: MaskedSum) -> dict[str, NDArray[np.generic]]:
-    return {"words": state.words, "updates": np.array([state.updates], np.int64)}
+def _to_tensors(numbers: FixedPoint, state: MaskedSum) -> dict[str, NDArray[np.generic]]:
+    return {
+        "words": state.words,
+        "updates": np.array([state.updates], np.int64),
+        "numbers": np.array(numbers, np.float64),
+    }
 
 
 def _from_tensors(numbers: FixedPoint, tensors: Tensors) -> MaskedSum:
-    if tensors.keys() != {"words", "updates"}:
+    if tensors.keys() != {"words", "updates", "numbers"}:
+        found = ", ".join(tensors) or "nothing"
+        raise ValueError(f"the saved sum has {found}: it is no masked sum")
+    written = tensors["numbers"].tolist()
+    if written != [*map(float, numbers)]:
         raise ValueError(
-            f"the saved sum has {', '.join(tensors) or 'nothing'}; it is no masked sum"
+            "the saved masked sum is of updates with the bound, the bits and the equal weights "
+            f"{written}; the plan says {[*map(float, numbers)]} now"
         )
     words, count = tensors["words"], tensors["updates"]
     if words.dtype != np.uint32 or words.ndim != 1 or words.size < 2:
@@ -168,6 +177,6 @@ def _from_tensors(numbers: FixedPoint, tensors: Tensors) -> MaskedSum:
     if not 0 <= updates <= most_updates(numbers.bits):
         raise ValueError(
             f"the saved masked sum says {updates} updates; at most {most_updates(numbers.bits)} of "
-            f"{numbers.bits} bits can be added: it is damaged, or of other rules"
+            f"{numbers.bits} bits can be added: it is damaged"
         )
     return MaskedSum(words.astype(np.uint32), updates)

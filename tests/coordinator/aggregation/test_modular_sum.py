@@ -162,6 +162,16 @@ def test_tensors_of_no_such_state_are_refused(change: dict[str, np.ndarray], sai
         MODULAR.from_tensors(tensors)
 
 
+@pytest.mark.parametrize(
+    "other", [FixedPoint(2.0, 20, False), FixedPoint(1.0, 18, False), FixedPoint(1.0, 20, True)]
+)
+def test_a_sum_that_was_written_by_another_plan_is_refused(other: FixedPoint) -> None:
+    """Words say nothing of what they mean: read by other rules they would be other numbers."""
+    tensors = MODULAR.to_tensors(added(drawn(2)[1]))
+    with pytest.raises(ValueError, match="the plan says"):
+        modular_sum(other).from_tensors(tensors)
+
+
 def test_a_masked_update_is_not_read_as_floats() -> None:
     update = MaskedArray(np.ones(3, np.uint32))
     with pytest.raises(ProtocolError, match="a masked update was given"):
