@@ -80,6 +80,11 @@ class PlanKeys(Section, frozen=True, kw_only=True):
         }
 
     @property
+    def hides_devices(self) -> bool:
+        """Whether what single devices measure is shown to nobody."""
+        return self.privacy is not None or self.secure is not None
+
+    @property
     def most_updates_of_a_device(self) -> int | None:
         """How many updates of one device count in a round at most. None: any number."""
         rule = self.round

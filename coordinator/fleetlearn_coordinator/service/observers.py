@@ -59,8 +59,8 @@ class UpdateSaved(NamedTuple):
     staleness: int
     """How many versions that round's model is newer than the one that the task began from."""
     private: bool = False
-    """Whether the run releases what its [privacy] allows, and nothing else. ``report`` is then as
-    ``without_measurements`` returns it."""
+    """Whether what single devices measure is shown to nobody, as the plan has [privacy] or
+    [secure]. ``report`` is then as ``without_measurements`` returns it."""
 
 
 class AnswerSaved(NamedTuple):
@@ -153,7 +153,7 @@ RunEvent: TypeAlias = (
 
 
 def without_measurements(report: Report) -> Report:
-    """Return the report of a private run as whoever watches the run may see it: without anything
+    """Return the report of such a run as whoever watches the run may see it: without anything
     that follows from what the device's data are. What it must have is 0, and 1 example."""
     return msgspec.structs.replace(
         report,

@@ -7,7 +7,7 @@ nothing prunes it, and a roll back takes no release back.
 
 from __future__ import annotations
 
-from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
+from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.privacy_budget import digest_of
 from fleetlearn_coordinator.privacy.budget import PrivacyAccount
 from fleetlearn_coordinator.rounds.engine import Engine
@@ -19,17 +19,19 @@ RULES = "participation_rules"
 
 
 def take_up_participations(
-    rules: PrivacyRules | None, account: PrivacyAccount | None, engine: Engine, ledger: Ledger
+    rules: RoundRules, account: PrivacyAccount | None, engine: Engine, ledger: Ledger
 ) -> list[Row]:
     """Tell the engine how devices took part so far. Returns what is to be written at this start.
-    ``rules``, ``account``: the run's, None without [privacy].
+    ``account``: the run's, None without [privacy].
 
     Under other rules than at the last start the open round is given up: its reports were clipped,
-    and its devices counted, for another noise. The segment of the account that begins then counts
-    participations from 0.
+    and its devices counted, for another noise, or they were masked, and are read otherwise now. The
+    segment of the account that begins then counts participations from 0.
     """
     rows = list[Row]()
-    digest = None if rules is None else digest_of(rules)
+    digest = None if rules.privacy is None else digest_of(rules.privacy)
+    if rules.secure is not None:
+        digest = f"{digest or 'not private'}, masked: {tuple(rules.secure)}"
     if ledger.get(RULES) != digest:
         rows.append(Metadata(RULES, digest))
         if ledger.last_round():

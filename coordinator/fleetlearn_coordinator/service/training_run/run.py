@@ -127,7 +127,7 @@ class Run:
             releases=self.budget.rounds,
         )
         participations = take_up_participations(
-            rules.privacy, self.budget.account, self.engine, store.ledger
+            rules, self.budget.account, self.engine, store.ledger
         )
         restore_pace(self.engine.pace, store.ledger, *now)
         ruled = self.engine.selection
@@ -259,7 +259,7 @@ class Run:
             self.reports.accept_early(number, spooled)
         else:
             self.reports.accept(spooled)
-        private = self.plan.privacy is not None
+        private = self.plan.hides_devices
         shown = without_measurements(report) if private else report
         self.observers.tell([UpdateSaved(device, shown, number, staleness, private)])
 
