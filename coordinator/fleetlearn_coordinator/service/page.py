@@ -85,7 +85,7 @@ class PublicStatus:
             self._read_until = number
             metrics = summary["metrics"]
             # The page's table has a private run's rounds too, without what was measured.
-            shown = plan.privacy is not None or metrics.keys() & {"loss", "accuracy"}
+            shown = plan.hides_devices or metrics.keys() & {"loss", "accuracy"}
             if outcome == "committed" and shown:
                 row = {
                     "loss": metrics.get("loss"),

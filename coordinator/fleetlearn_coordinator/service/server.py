@@ -286,7 +286,7 @@ class RunServer:
         self._carry_out(self.engine.end(device, task, cause, now), now)
 
     def shown(self, task: str | None, text: str) -> str:
-        return text if self.run.plan.privacy is None else NOT_SHOWN
+        return NOT_SHOWN if self.run.plan.hides_devices else text
 
     def refused(self, device: str, error: FleetError) -> None:
         self.run.observers.tell([MessageRefused(device, error.code, error.text)])

@@ -29,7 +29,7 @@ class EvaluationRecords(ExchangeRecords):
         """Of the last valid evaluation: those that enough devices measured."""
 
     def look_for_request(self) -> bool:
-        name, private = self._requests.evaluation(), self.plan.privacy is not None
+        name, private = self._requests.evaluation(), self.plan.hides_devices
         # A run that has become private since somebody asked does not answer.
         if name is not None and (private or name == self.answered):
             self._requests.remove_evaluation()
@@ -48,7 +48,7 @@ class EvaluationRecords(ExchangeRecords):
 
     def summary(self, *, valid: bool) -> dict[str, Any]:
         (measured,), plan = self.answers, self.plan
-        if plan.privacy is not None:  # it began before the plan was private
+        if plan.hides_devices:  # it began before the plan was private
             nothing = summarise_evaluation([], [], self.names, plan.round.max_weight, plan.bounds)
             return nothing | {"devices": len(measured)}
         tiers = [self.notes[device] for device in measured]

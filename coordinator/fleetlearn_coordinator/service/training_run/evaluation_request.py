@@ -21,8 +21,8 @@ def ask_to_evaluate(place: str | os.PathLike[str]) -> None:
 
 
 def refuse_private(place: str | os.PathLike[str]) -> None:
-    """Raise FleetError where the run was served last with [privacy]: devices would measure on their
-    own data, without noise."""
+    """Raise FleetError where the run was served last with [privacy] or [secure]: devices would
+    measure on their own data, without noise."""
     storage, private = find_storage(place), False
     with suppress(StoreError), storage.read_ledger() as ledger:  # there may be no run yet
         private = ledger.metadata().get(RULES) is not None
@@ -32,5 +32,6 @@ def refuse_private(place: str | os.PathLike[str]) -> None:
         Code.BAD_MESSAGE,
         f"{storage.where} is a private run: what devices measure in an evaluation tells about "
         "their data, and no noise is added to it. Measure on held-out data of the coordinator's "
-        'own (evaluation.data), or let the rounds measure with privacy.metrics = "noised"',
+        "own (evaluation.data), or, in a plan with [privacy] and without [secure], let the rounds "
+        'measure with privacy.metrics = "noised"',
     )

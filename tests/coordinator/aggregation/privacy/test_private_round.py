@@ -109,7 +109,7 @@ def for_who_came(round: OpenRound) -> RoundRelease:
 def test_noise_that_depends_on_who_came_is_found(
     mistake: Callable[[OpenRound], RoundRelease], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OpenRound, "_release", mistake)
+    monkeypatch.setattr(OpenRound, "_release", lambda round, unmasked: mistake(round))
     with pytest.raises(AssertionError):
         check_spread(count)
 

@@ -3,6 +3,7 @@ watches the run is not told what single devices measured."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,13 @@ import pytest
 from answering import NOW, Fleet, leases
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import Assign
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.service.observers import RunEvent, UpdateSaved
+from fleetlearn_coordinator.service.server import NOT_SHOWN, RunServer
+from fleetlearn_coordinator.service.training_run.evaluation_request import ask_to_evaluate
+from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_protocol.encodings import MASKED
+from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.messages import UPDATE
 from fleetlearn_protocol.secure.fixed_point import Words, weighted_words
 from peers import SIZE, PlanMaker, report_of, update_of
@@ -100,4 +106,30 @@ def test_observers_are_told_what_devices_measured_only_without_secure(
     (event,) = [event for event in seen if isinstance(event, UpdateSaved)]
     assert (event.report.loss, event.private) == ((0.0, True) if secure else (0.5, False))
     assert (event.report.evaluation is None) == secure
+    fleet.store.close()
+
+
+def test_no_device_is_asked_to_measure_whoever_asks(make_plan: PlanMaker) -> None:
+    plain = make_plan(round__weighting="uniform", local__evaluate=False)
+    fleet = Fleet(plain)
+    ask_to_evaluate(plain.data_dir)
+    assert fleet.run.exchanges[EVALUATION].look_for_request()
+    fleet.store.close()
+    fleet = Fleet(make_plan(**SECURE))
+    fleet.run.resume(NOW)
+    assert not fleet.run.engine.exchanges[EVALUATION].requested
+    assert find_storage(plain.data_dir).requests.evaluation() is None
+    with pytest.raises(FleetError, match="what devices measure in an evaluation tells about"):
+        ask_to_evaluate(plain.data_dir)
+    fleet.store.close()
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_what_devices_say_in_words_is_not_shown(make_plan: PlanMaker, secure: bool) -> None:
+    """A failed training may quote data."""
+    fleet = Fleet(make_plan(**(SECURE if secure else {})))
+    server: Any = SimpleNamespace(run=fleet.run)
+    assert RunServer.shown(server, None, "element 3 is 5") == (
+        NOT_SHOWN if secure else "element 3 is 5"
+    )
     fleet.store.close()
