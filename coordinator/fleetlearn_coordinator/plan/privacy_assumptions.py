@@ -34,13 +34,7 @@ def assumed(plan: PlanKeys, rules: PrivacyRules) -> Iterator[str]:
         "its updates, and everything else is the same. Compared with a run in which it has other "
         "data, what it sends differs up to twice as much, as if the noise were half."
     )
-    yield (
-        f"An update is at most {rules.clip:g} long (L2 norm): devices shorten longer ones, and "
-        "the coordinator checks each and shortens what is still longer, whatever a device sends."
-        if rules.mechanism != "local"
-        else f"Each device shortens its update to {rules.clip:g} (L2 norm) and adds the noise "
-        "itself. A device whose software does not do that is not protected."
-    )
+    yield _clipped(plan, rules)
     yield (
         "A device may send an update in each round: all of them are counted, also those of rounds "
         "that are abandoned, whatever separation and participations are."
@@ -70,6 +64,12 @@ def assumed(plan: PlanKeys, rules: PrivacyRules) -> Iterator[str]:
     )
     if rules.mechanism == "local":
         yield "The coordinator is not trusted: it sees each update with its noise alone."
+    elif plan.secure is not None:
+        yield (
+            "The coordinator and the helper are trusted not to work together: the coordinator sees "
+            "the sum of a round's updates and no single one, adds the noise to it, and keeps the "
+            "secret that the noise follows from."
+        )
     else:
         yield (
             "The coordinator is trusted: it sees the updates themselves, adds the noise, and keeps "
@@ -89,4 +89,23 @@ def assumed(plan: PlanKeys, rules: PrivacyRules) -> Iterator[str]:
         if rules.mechanism == "local"
         else "Noise is never less where devices drop out: it is for the goal that the plan states, "
         "and the sum is divided by it, however many came."
+    )
+
+
+def _clipped(plan: PlanKeys, rules: PrivacyRules) -> str:
+    """Return who sees to it that updates are no longer than the clip norm."""
+    if rules.mechanism == "local":
+        return (
+            f"Each device shortens its update to {rules.clip:g} (L2 norm) and adds the noise "
+            "itself. A device whose software does not do that is not protected."
+        )
+    if plan.secure is not None:
+        return (
+            f"Each device shortens its update to {rules.clip:g} (L2 norm) itself: the coordinator "
+            "cannot check it, as it sees the sum alone. A device whose software does not do that "
+            "is not protected; the others are."
+        )
+    return (
+        f"An update is at most {rules.clip:g} long (L2 norm): devices shorten longer ones, and "
+        "the coordinator checks each and shortens what is still longer, whatever a device sends."
     )

@@ -64,7 +64,9 @@ def sum_of(words: Words, updates: int, bound: float, bits: int) -> NDArray[np.fl
             f"an element of the sum of {updates} updates of {bits} bits is {int(words.max())}; at "
             f"most {most} was expected. A mask was not taken off"
         )
-    total: NDArray[np.float64] = words * (2 * bound / (2**bits - 1)) - updates * bound
+    # Whole numbers as long as possible: a sum is rounded once, where it is multiplied. The noise of
+    # differential privacy allows for no more (release.py of the coordinator).
+    total: NDArray[np.float64] = (2 * words.astype(np.int64) - most) * (bound / (2**bits - 1))
     return total
 
 

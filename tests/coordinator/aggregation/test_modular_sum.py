@@ -54,7 +54,7 @@ def test_the_unmasked_sum_is_the_plain_fixed_point_sum_exactly() -> None:
     found = unmask(state, masks, NUMBERS)
     exact = sum(words.astype(object) for words in plain)  # Python's integers: no modulus
     most = 2**20 - 1
-    assert found.total.tolist() == [word * (2 / most) - 50 for word in exact[:-1]]
+    assert found.total.tolist() == [(2 * word - 50 * most) * (1 / most) for word in exact[:-1]]
     assert found.weight == exact[-1] / most
     assert state.words.tolist() == added(masked).words.tolist(), "the state keeps its masks"
     result = MODULAR.result(found, np.zeros(0, np.float32))

@@ -12,7 +12,7 @@ from fleetlearn_coordinator.aggregation.privacy.correlated import strategy_of
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.privacy_statement import PrivacyStatement, privacy_statement
 from fleetlearn_coordinator.plan.privacy_terms import privacy_rules
-from plans import PRIVATE, SMALL
+from plans import PRIVATE, SECURE, SMALL
 
 Z2 = PRIVATE.replace("noise = 1.0", "noise = 2.0")
 
@@ -118,3 +118,17 @@ def test_remarks_of_weak_promises() -> None:
 def test_a_delta_that_is_too_large_is_said() -> None:
     found = statement(f"{SMALL}{PRIVATE.replace('1e-6', '1e-2')}")
     assert any("NOT below 1 / population" in line for line in found.assumed)
+
+
+def test_with_masked_updates_the_statement_says_who_is_trusted_with_what() -> None:
+    """The coordinator cannot check what it does not see: then it must not be said that it does."""
+    plain, masked = (
+        statement(f"{SMALL}{PRIVATE}{secure}").assumed
+        for secure in ("", SECURE.replace("clip = 0.5\n", ""))
+    )
+    assert any("the coordinator checks each" in line for line in plain)
+    assert any("The coordinator is trusted: it sees the updates" in line for line in plain)
+    assert not any("checks each" in line or "sees the updates" in line for line in masked)
+    assert any("cannot check it, as it sees the sum alone" in line for line in masked)
+    assert any("The coordinator and the helper are trusted not to" in line for line in masked)
+    assert len(masked) == len(plain)

@@ -3,6 +3,8 @@ be off, and which sums are refused. (Elements alone: test_secure_core.py.)"""
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from fleetlearn_protocol.secure.fixed_point import most_updates, weighted_sum, weighted_words
@@ -88,3 +90,15 @@ def test_the_largest_sum_that_can_be_passes() -> None:
     one = weighted_words(update, 0.3, BOUND, 16, np.array([0.9999, 0.0]))
     total = one * np.uint32(count)
     assert weighted_sum(total, count, BOUND, 16).weight == pytest.approx(0.3 * count, rel=1e-4)
+
+
+def test_a_sum_is_exact_up_to_one_rounding() -> None:
+    """Noise of differential privacy is raised by what arithmetic may change in a sum, which is
+    2^-52 of it at most: a difference of two large numbers would be off by more."""
+    count, most, bound = most_updates(16), 2**16 - 1, 0.1
+    words = np.random.default_rng(4).integers(0, count * most, 1001).astype(np.uint32)
+    words[-1] = np.uint32(count * most)
+    found = weighted_sum(words, count, bound, 16).total
+    exact = [(2 * int(word) - count * most) * Fraction(bound) / most for word in words[:-1]]
+    for value, true in zip(found.tolist(), exact, strict=True):
+        assert abs(Fraction(value) - true) <= abs(true) / 2**52

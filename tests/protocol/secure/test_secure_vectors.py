@@ -87,7 +87,7 @@ def test_sums() -> None:
     assert case["masked"] == [x % 2**32 for x in sums]
     left = [(x - y) % 2**32 for x, y in zip(case["masked"], case["masks"], strict=True)]
     count = len(case["reports"])
-    assert case["total"] == [x * (2 * bound / most) - count * bound for x in left[:-1]]
+    assert case["total"] == [(2 * x - count * most) * (bound / most) for x in left[:-1]]
     assert case["weight"] == left[-1] / most
 
 
