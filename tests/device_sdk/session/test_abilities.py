@@ -33,3 +33,14 @@ def test_noise_that_does_not_hide_what_is_sent_is_not_added(
     assert words in text
     without = msgspec.structs.replace(TASK, **changes, local_noise=None)
     assert unsupported(without, (), ()) is None, "without noise it is a task like any other"
+
+
+def test_a_masked_update_is_not_known_yet_and_nothing_is_sent_in_its_place() -> None:
+    task = msgspec.structs.replace(TASK, local_noise=None, parts={"update": "masked"})
+    text = unsupported(task, (), ())
+    assert text is not None
+    assert "asks for the parts update (masked); this device knows update (float32" in text
+    (model,) = TASK.vectors
+    masked = msgspec.structs.replace(model, encoding="masked")
+    sent = msgspec.structs.replace(TASK, local_noise=None, vectors=(masked,))
+    assert "sends the vectors model (masked)" in str(unsupported(sent, (), ()))
