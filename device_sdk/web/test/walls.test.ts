@@ -14,7 +14,7 @@ const LAYERS = [
   ["training"],
   ["runtimes"],
   ["storage", "life"],
-  ["session"],
+  ["session", "secure"],
   ["protocol"],
 ];
 

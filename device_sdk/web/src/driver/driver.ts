@@ -4,6 +4,7 @@ import { isOffline, onNetwork } from "../life/network.ts";
 import { activityOf, type DeviceState } from "../life/state.ts";
 import { ProtocolError } from "../protocol/errors.ts";
 import { contentOf } from "../protocol/exchanges.ts";
+import { toHex } from "../protocol/hex.ts";
 import { encode, type FailureCode, type Question, type Task } from "../protocol/messages.ts";
 import { StoppedError } from "../runtimes/errors.ts";
 import type { Command, Wanted } from "../session/commands.ts";
@@ -203,7 +204,7 @@ export class Driver {
     log(`connected to ${url}`, "info");
     await enrolment.accepted();
     const models = await contents.models();
-    const challenge = session.trusted.length > 0 ? randomHex(32) : null;
+    const challenge = session.trusted.length > 0 ? toHex(crypto.getRandomValues(new Uint8Array(32))) : null;
     session.known = await contents.lastManifest();
     const stated = await state();
     return () => session.connected(now(), { ...stated, models, challenge });
@@ -395,11 +396,6 @@ function failureOf(error: unknown): FailureCode {
   if (error instanceof TrainingError) return error.code;
   if (error instanceof StoreError) return error.reason === "full" ? "disk-full" : "runtime-error";
   return error instanceof ProtocolError ? "bad-bundle" : "runtime-error";
-}
-
-function randomHex(bytes: number): string {
-  const random = crypto.getRandomValues(new Uint8Array(bytes));
-  return Array.from(random, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 function whyOffline(opened: boolean, reason: string): string {

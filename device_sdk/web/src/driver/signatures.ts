@@ -5,6 +5,7 @@
  */
 
 import { ProtocolError } from "../protocol/errors.ts";
+import { fromHex } from "../protocol/hex.ts";
 
 /** (public key, signature, content) -> whether the key's owner signed the content. Keys and signatures are in hex. */
 export type Verify = (key: string, signature: string, content: Uint8Array<ArrayBuffer>) => Promise<boolean>;
@@ -17,7 +18,7 @@ export async function findVerifier(): Promise<Verify> {
   const subtle = globalThis.crypto?.subtle as SubtleCrypto | undefined; // it is not there on pages without HTTPS
   const read = (key: string): Promise<CryptoKey> => {
     if (subtle === undefined) throw new Error("crypto.subtle is not there");
-    return subtle.importKey("raw", bytesOf(key), "Ed25519", false, ["verify"]);
+    return subtle.importKey("raw", fromHex(key), "Ed25519", false, ["verify"]);
   };
   try {
     await read(SOME_KEY);
@@ -30,13 +31,9 @@ export async function findVerifier(): Promise<Verify> {
   }
   return async (key, signature, content) => {
     try {
-      return await subtle!.verify("Ed25519", await read(key), bytesOf(signature), content);
+      return await subtle!.verify("Ed25519", await read(key), fromHex(signature), content);
     } catch {
       return false; // the key is no point of the curve
     }
   };
-}
-
-function bytesOf(hex: string): Uint8Array<ArrayBuffer> {
-  return Uint8Array.from(hex.match(/../g) ?? [], (pair) => Number.parseInt(pair, 16));
 }

@@ -1,0 +1,59 @@
+/**
+ * Updates as whole numbers that are added modulo 2^32 (fixed_point.py of the protocol's package).
+ *
+ * An update x of L2 norm at most C becomes P numbers of q bits: u = (x + C) / step with step = 2 C / (2^q - 1), rounded up
+ * or down at random, so that the expectation is exact. One more number has the update's weight.
+ */
+
+/** Most bytes that `crypto.getRandomValues` gives at a time. */
+const RANDOM_BYTES = 65536;
+
+/**
+ * Return the function that draws the next fraction for a rounding: uniform in [0, 1), multiples of 2^-32.
+ *
+ * They come from the browser's generator for secrets, not from the task's seed: the coordinator knows the seed, and from
+ * the roundings it could tell more of an update than the sum says.
+ */
+export function randomFractions(): () => number {
+  const drawn = new Uint32Array(RANDOM_BYTES / 4);
+  let used = drawn.length;
+  return () => {
+    if (used === drawn.length) {
+      crypto.getRandomValues(drawn);
+      used = 0;
+    }
+    return drawn[used++]! * 2 ** -32;
+  };
+}
+
+/**
+ * Return an update, and last its weight, as whole numbers below 2^bits: P + 1 of them.
+ *
+ * update: P elements as they count, that is clipped to `bound` (L2) and then multiplied by `share` and by what its
+ * staleness leaves of it. share: its weight as a share of the largest one, above 0 and at most 1. fraction: draws the
+ * next fraction in [0, 1), which decides a rounding. Throws RangeError where an element is not finite or beyond the bound,
+ * and on another share.
+ */
+export function weightedWords(
+  update: Float32Array,
+  share: number,
+  bound: number,
+  bits: number,
+  fraction: () => number,
+): Uint32Array<ArrayBuffer> {
+  if (!(share > 0 && share <= 1)) {
+    throw new RangeError(`a weight's share of ${share} was given; expected above 0 and at most 1`);
+  }
+  const most = 2 ** bits - 1;
+  const scale = most / (2 * bound);
+  const words = new Uint32Array(update.length + 1);
+  for (let place = 0; place < update.length; place++) {
+    const value = update[place]!;
+    if (!(Math.abs(value) <= bound)) {
+      throw new RangeError(`an element of magnitude ${Math.abs(value)} was given; the bound is ${bound}`);
+    }
+    words[place] = Math.min(Math.floor((value + bound) * scale + fraction()), most);
+  }
+  words[update.length] = Math.min(Math.floor(share * most + fraction()), most);
+  return words;
+}
