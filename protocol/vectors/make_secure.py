@@ -62,6 +62,7 @@ def secure() -> dict[str, Any]:
         "masks": [_mask(SEED, 5), _mask("00" * 32, 3), _mask(SEED, 17)],
         "masked": [_masked(words["words"], SEED)],
         "sums": [_sum()],
+        "uploads": [_upload(about[0], public, 1.0, 1.0), _upload(about[1], public, 0.3, 0.4)],
         "about": [
             {
                 "name": update.device,
@@ -185,6 +186,34 @@ def _sum() -> dict[str, Any]:
         "masks": masks.tolist(),
         "total": found.total.tolist(),
         "weight": found.weight,
+    }
+
+
+def _upload(about: bytes, helper: bytes, share: float, factor: float) -> dict[str, Any]:
+    """What leaves a device, from the update on. A fraction is a word of a mask, over 2^32."""
+    update, bound, bits = np.array([0.5, -0.5, 0.25, 0.0], "<f4"), 0.75, 20
+    rounding, seed, size = bytes([2]) * 32, bytes([3]) * 32, len(update) + 1
+    fractions = mask_of(rounding, size) / 2.0**32
+    words = weighted_words(update * np.float32(share * factor), share, bound, bits, fractions)
+    sealed = seal(seed, helper, about, X25519PrivateKey.from_private_bytes(bytes.fromhex(ALICE)))
+    signer = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(SEED))
+    return {
+        "name": f"share {share:g}, factor {factor:g}",
+        "update": update.tobytes().hex(),
+        "share": share,
+        "factor": factor,
+        "bound": bound,
+        "bits": bits,
+        "rounding": rounding.hex(),
+        "seed": seed.hex(),
+        "one_use": ALICE,
+        "helper": helper.hex(),
+        "secret": SEED,
+        "about": about.hex(),
+        "words": words.tolist(),
+        "part": words_to_bytes(words + mask_of(seed, size)).hex(),
+        "sealed": sealed.hex(),
+        "signature": signer.sign(signed_seed(about, sealed)).hex(),
     }
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fleetlearn_device.__main__ import main
 from fleetlearn_device.runtimes.providers import PROVIDERS, Provider
+from fleetlearn_device.storage.device_key import device_key
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_protocol.messages import Part, Report
 
@@ -24,6 +26,7 @@ HEAVY = (
     "sympy",
     "fleetlearn_coordinator",
     "fleetlearn_export",
+    "cryptography",
 )
 NOWHERE = "ws://127.0.0.1:9"
 
@@ -345,6 +348,33 @@ def test_the_keys_that_are_trusted_are_changed_by_hand(
     capsys.readouterr()
     main(["info", "--state", state])  # as it was called before
     assert f"trusts   {key}\n" in capsys.readouterr().out
+
+
+def test_public_key_prints_the_line_of_a_roster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = str(tmp_path / "state")
+    assert main(["public-key", "--state", state, "--name", "roof-8"]) == 0
+    line = capsys.readouterr().out
+    name, key = line.split()
+    assert (name, len(bytes.fromhex(key))) == ("roof-8", 32)
+    with_lock = StateDirectory(state)  # a device runs
+    assert main(["public-key", "--state", state]) == 0
+    assert capsys.readouterr().out == line
+    with_lock.close()
+    private = Ed25519PrivateKey.from_private_bytes(device_key(tmp_path / "state"))
+    assert private.public_key().public_bytes_raw().hex() == key
+    assert main(["public-key", "--state", state, "--name", "roof-9"]) == 1
+    assert "says that this device is roof-8" in capsys.readouterr().err
+
+
+def test_public_key_without_the_package_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ed25519 = "cryptography.hazmat.primitives.asymmetric.ed25519"
+    monkeypatch.setitem(sys.modules, ed25519, None)
+    assert main(["public-key", "--state", str(tmp_path / "state")]) == 1
+    assert 'pip install "fleetlearn[device,secure]"' in capsys.readouterr().err
 
 
 def test_without_the_package_for_signatures_a_device_that_wants_them_ends_with_1(

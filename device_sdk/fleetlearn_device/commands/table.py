@@ -37,6 +37,9 @@ COMMANDS: dict[str, DeviceCommand] = {
     "trust": DeviceCommand(
         "trust", "change the public keys that the device trusts, from its next start on"
     ),
+    "public-key": DeviceCommand(
+        "public_key", "print the device's line in a helper's roster (secure aggregation)"
+    ),
 }
 """In the order of the help."""
 

@@ -25,6 +25,8 @@ from fleetlearn_device.runtimes.import_onnxruntime import (
 from fleetlearn_device.runtimes.providers import ProviderName, open_provider
 from fleetlearn_device.storage.credential import FILE as CREDENTIAL
 from fleetlearn_device.storage.credential import read_credential, was_let_in
+from fleetlearn_device.storage.device_key import FILE as DEVICE_KEY
+from fleetlearn_device.storage.device_key import read_device_key
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.identity import read_name
 from fleetlearn_device.storage.state_directory import is_running
@@ -76,7 +78,7 @@ def check_state(folder: Path, *, token: bool) -> Findings:
         identity = folder / "identity.json"
         name = read_name(identity) if identity.exists() else None
         running = is_running(folder)
-        credential = read_credential(folder)
+        credential, key = read_credential(folder), read_device_key(folder)
     except StateError as error:
         yield Finding(
             "state", "bad", str(error), "do what it says; a new directory is a new device"
@@ -91,9 +93,17 @@ def check_state(folder: Path, *, token: bool) -> Findings:
     if name is not None:
         runs = "a device runs with it" if running else "no device runs with it now"
         yield Finding("device", "good", f"{name}; {runs}")
+    if key is not None and _is_open_to_others(folder / DEVICE_KEY):
+        found = f"{folder / DEVICE_KEY}: others on this machine may read the device's own key"
+        do = (
+            f"stop the device, delete {folder / DEVICE_KEY}, and give the line that "
+            "`fleetlearn-device public-key` prints to the helper's operator, who revokes the old"
+            " key"
+        )
+        yield Finding("device key", "bad", found, do)
     if credential is not None:
         path = folder / CREDENTIAL
-        if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if _is_open_to_others(path):
             do = f"chmod 600 {path}, then `fleetlearn-device rotate`"
             yield Finding("credential", "bad", f"{path}: others on this machine may read it", do)
         elif was_let_in(folder):
@@ -158,6 +168,11 @@ def check_disk(folder: Path) -> Findings:
         yield Finding("disk speed", "warning", found, do)
     else:
         yield Finding("disk speed", "good", found)
+
+
+def _is_open_to_others(path: Path) -> bool:
+    """Return whether other users of this machine may read or write a file."""
+    return os.name == "posix" and bool(path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
 
 
 def _write_probe(folder: Path) -> float:

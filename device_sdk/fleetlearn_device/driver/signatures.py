@@ -1,11 +1,16 @@
-"""Checks signatures, with the package cryptography, which only devices need that were given keys to
-trust."""
+"""Signatures (Ed25519), with the package cryptography: only devices need it that were given keys to
+trust, or that take part in secure aggregation."""
 
 from __future__ import annotations
 
 from fleetlearn_protocol.errors import Code, FleetError
 
 from fleetlearn_device.session.trust import Verify
+
+SECURE_NEEDS = (
+    "secure aggregation needs the package cryptography on the device: pip install "
+    '"fleetlearn[device,secure]"'
+)
 
 
 def find_verifier() -> Verify:
@@ -31,3 +36,13 @@ def find_verifier() -> Verify:
         return True
 
     return verify
+
+
+def public_key_of(private: bytes) -> bytes:
+    """Return the public Ed25519 key, 32 bytes, of a private one of 32 bytes. Raises FleetError
+    where cryptography is not installed."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ImportError as error:
+        raise FleetError(Code.BAD_VERSION, f"{SECURE_NEEDS} ({error})") from None
+    return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()

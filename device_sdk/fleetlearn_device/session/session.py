@@ -747,8 +747,8 @@ class Session:
         text = (
             f"another process connected to the coordinator as device {self.device}, so this one "
             f"ends ({said}). Each device needs a state directory of its own, which holds its name: "
-            "where one was copied, as with a card, delete identity.json and, if there is one, "
-            "credential.json in the copy"
+            "where one was copied, as with a card, delete identity.json and, if they are there, "
+            "credential.json and device_key.json in the copy"
         )
         self.error, self.stopping = ProtocolError(Code.REPLACED, text), True
         why = "another process speaks for this device"

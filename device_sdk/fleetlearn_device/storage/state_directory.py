@@ -7,6 +7,7 @@ training it was in.
     version.json                the directory's format                     (directory_version.py)
     identity.json               the device's name                              (identity.py)
     credential.json             its credential, if it is enrolled              (credential.py)
+    device_key.json             its own key, if it needs one                   (device_key.py)
     trusted.json                the public keys that it trusts, if any         (trusted_keys.py)
     bundles/ models/ partial/   what was downloaded                            (content_cache.py)
     training.json               which task is in training                      (training_starts.py)
@@ -20,7 +21,7 @@ training it was in.
 
 Every file is written beside its place and renamed, and has a checksum; damage is found when the
 file is read, and said by the file's name. The update, what is kept with it, the checkpoint, the
-identity, the credential, the keys and the counts of updates are synced as well.
+identity, the credential, all keys and the counts of updates are synced as well.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from fleetlearn_device.doctor.finding import Finding
 from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
 from fleetlearn_device.storage.content_cache import cached_manifest
 from fleetlearn_device.storage.credential import make_credential, note_let_in
+from fleetlearn_device.storage.device_key import device_key
 from fleetlearn_device.storage.state_directory import StateDirectory
 
 NOW = datetime(2026, 11, 27, 10, 0, 0, tzinfo=UTC).timestamp()
@@ -92,6 +93,12 @@ def test_what_is_wrong_with_a_state_directory(
     found = by_name(machine.check_state(folder, token=False))
     assert found["credential"].state == "bad"
     assert "chmod 600" in found["credential"].do
+    device_key(folder)
+    assert "device key" not in by_name(machine.check_state(folder, token=False))
+    (folder / "device_key.json").chmod(0o640)
+    found = by_name(machine.check_state(folder, token=False))
+    assert found["device key"].state == "bad"
+    assert "public-key" in found["device key"].do
     (folder / "credential.json").write_bytes(b"{")
     (folder / "credential.json").chmod(0o600)
     found = by_name(machine.check_state(folder, token=False))

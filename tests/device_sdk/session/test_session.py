@@ -1005,8 +1005,8 @@ def test_a_device_that_was_replaced_ends_and_keeps_what_is_finished(state: str) 
     assert isinstance(session.error, ProtocolError)
     assert session.error.code is Code.REPLACED
     assert (
-        "delete identity.json and, if there is one, credential.json in the copy"
-        in session.error.text
+        "delete identity.json and, if they are there, credential.json and device_key.json in the "
+        "copy" in session.error.text
     )
     finished = state in ("saving", "holding", "uploading", "sent")
     assert isinstance(session.work, Holding if finished else Idle)

@@ -15,6 +15,7 @@ import pytest
 from fleetlearn_device.session.history import History
 from fleetlearn_device.storage import vectors_in_memory
 from fleetlearn_device.storage.credential import make_credential, read_credential
+from fleetlearn_device.storage.device_key import device_key, read_device_key
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.kept_states import personal_name
 from fleetlearn_device.storage.state_directory import StateDirectory
@@ -61,6 +62,7 @@ def template(tmp_path_factory: pytest.TempPathFactory, bundle: Bundle) -> Path:
     folder = tmp_path_factory.mktemp("template") / "state"
     state = StateDirectory(folder, "sensor-7")
     make_credential(folder)
+    device_key(folder)
     (folder / "let-in").touch()
     write_trusted_keys(folder, ["a" * 64, "c" * 64])
     contents = {entry.sha256: bundle.read(path) for path, entry in bundle.manifest.files.items()}
@@ -92,6 +94,7 @@ def found(folder: Path, bundle: Bundle) -> dict[str, Any]:
         return {
             "identity.json": state.device,
             "credential.json": read_credential(folder),
+            "device_key.json": read_device_key(folder),
             "trusted.json": read_trusted_keys(folder),
             "training.json": starts or None,
             "checkpoint": vectors,
@@ -109,6 +112,7 @@ def found(folder: Path, bundle: Bundle) -> dict[str, Any]:
 ITEMS: dict[str, str] = {
     "identity.json": "identity.json",
     "credential.json": "credential.json",
+    "device_key.json": "device_key.json",
     "trusted.json": "trusted.json",
     "training.json": "training.json",
     "checkpoint": "checkpoint",
@@ -126,7 +130,7 @@ ITEMS: dict[str, str] = {
     "models/*": "lacking",
 }
 """File -> what is lost with it."""
-FATAL = {"identity.json", "credential.json", "trusted.json"}
+FATAL = {"identity.json", "credential.json", "device_key.json", "trusted.json"}
 """The device must not go on as another one, or trust others: it ends, and says what to do."""
 SILENT = {"training.json", "status.json"}
 """Counts deaths, and is for people: nothing is lost that anybody would miss."""

@@ -25,6 +25,7 @@ from fleetlearn_coordinator.plan.plan import PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_device.storage.credential import read_credential
+from fleetlearn_device.storage.device_key import read_device_key
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.state_directory import StateDirectory, describe
 from fleetlearn_protocol import open_bundle
@@ -63,6 +64,7 @@ STATE_FILES = (
     f"bundles/{BUNDLE}/manifest.json",
     "version.json",
     "checkpoint",
+    "device_key.json",
 )
 """Files of a state directory that the target writes, by their number."""
 
@@ -268,7 +270,7 @@ def state_directories(data: bytes) -> None:
             path = folder / STATE_FILES[int(number) % len(STATE_FILES)]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-    for read in (read_credential, describe):
+    for read in (read_credential, read_device_key, describe):
         with suppress(StateError):
             read(folder)
     try:

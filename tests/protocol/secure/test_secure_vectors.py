@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from fleetlearn_protocol.secure.about import length_prefixed
@@ -21,6 +21,8 @@ from fleetlearn_protocol.secure.helper_messages import MaskSumRequest, read_mess
 from fleetlearn_protocol.secure.sealed import unseal
 
 FILE = Path(__file__).parents[3] / "protocol" / "vectors" / "secure.json"
+BOB = "5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb"
+"""RFC 7748, section 6.1: the helper's private key."""
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads(FILE.read_text("ascii"))
 
 
@@ -89,6 +91,30 @@ def test_sums() -> None:
     count = len(case["reports"])
     assert case["total"] == [(2 * x - count * most) * (bound / most) for x in left[:-1]]
     assert case["weight"] == left[-1] / most
+
+
+def test_uploads() -> None:
+    for case in VECTORS["uploads"]:
+        update = np.frombuffer(bytes.fromhex(case["update"]), "<f4")
+        scaled = (update * np.float32(case["share"] * case["factor"])).tolist()
+        most, bound = 2 ** case["bits"] - 1, case["bound"]
+        rest = [x / 2**32 for x in chacha20(bytes.fromhex(case["rounding"]), len(scaled) + 1)]
+        words = [
+            math.floor((x + bound) * (most / (2 * bound)) + y)
+            for x, y in zip(scaled, rest, strict=False)
+        ]
+        words.append(min(most, math.floor(case["share"] * most + rest[-1])))
+        assert case["words"] == words
+        mask = chacha20(bytes.fromhex(case["seed"]), len(words))
+        travels = [(x + y) % 2**32 for x, y in zip(words, mask, strict=True)]
+        assert case["part"] == struct.pack(f"<{len(words)}I", *travels).hex()
+        helper = X25519PrivateKey.from_private_bytes(bytes.fromhex(BOB))
+        assert helper.public_key().public_bytes_raw().hex() == case["helper"]
+        about, sealed = bytes.fromhex(case["about"]), bytes.fromhex(case["sealed"])
+        assert unseal(sealed, helper, about).hex() == case["seed"]
+        signed = prefixed(b"fleetlearn.v1 signed seed", about, hashlib.sha256(sealed).digest())
+        signer = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(case["secret"]))
+        assert signer.sign(signed).hex() == case["signature"]
 
 
 def test_about() -> None:

@@ -1,0 +1,114 @@
+"""An update as masked words, for secure aggregation with a helper.
+
+The clipped update becomes whole numbers of a few bits each, rounded up or down at random
+(``secure/fixed_point.py`` of the protocol), and a mask is added to each modulo 2^32. The mask's
+seed is sealed for the helper. Whoever knows how the numbers were rounded, or the seed, learns more
+than a sum: both come from the system's random bytes, and never from the task's seed, which the
+coordinator knows.
+
+Only a task with secure aggregation needs this module: it imports the package cryptography.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from fleetlearn_protocol.encodings import SLAB
+from fleetlearn_protocol.formats.masked import words_to_bytes
+from fleetlearn_protocol.secure.about import signed_seed
+from fleetlearn_protocol.secure.fixed_point import Words, to_words, weighted_words
+from fleetlearn_protocol.secure.masks import SEED_BYTES, add_mask
+from fleetlearn_protocol.secure.sealed import KEY_BYTES, seal
+from fleetlearn_protocol.vector import Vector
+
+RandomBytes = Callable[[int], bytes]
+"""n -> n bytes that nobody else knows. Tests give others than the system's."""
+
+
+class MaskedUpload(NamedTuple):
+    """What leaves the device of an update."""
+
+    content: memoryview
+    """The masked words, as they travel: 4 bytes to an element, the weight last."""
+    sealed: str
+    """The mask's seed, sealed for the helper: 80 bytes in hexadecimal digits."""
+    signature: str
+    """Ed25519, by the device's own key, over ``about.signed_seed``: 64 bytes in hexadecimal
+    digits."""
+
+
+def share_of(examples: int, most_weight: int | None) -> float:
+    """Return an update's weight as a share of the largest one: above 0 and at most 1. None: all
+    updates weigh the same."""
+    return 1.0 if most_weight is None else min(examples, most_weight) / most_weight
+
+
+def counted_words(
+    update: Vector,
+    share: float,
+    factor: float,
+    bound: float,
+    bits: int,
+    draw: RandomBytes = secrets.token_bytes,
+) -> Words:
+    """Return an update as it counts, and its weight, as whole numbers below 2^bits: uint32,
+    (P + 1,).
+
+    update: float32, (P,), clipped to the L2 norm ``bound``. share: its weight. factor: what its
+    staleness leaves of it, above 0 and at most 1. draw: asked once, for the seed of the rounding: a
+    fraction is a word of that seed's mask, divided by 2^32. Raises ValueError: a share or factor
+    out of range, an element beyond the bound.
+    """
+    if not 0 < factor <= 1:
+        raise ValueError(f"a factor of {factor} was given; expected above 0 and at most 1")
+    words = np.zeros(len(update) + 1, np.uint32)
+    add_mask(words, draw(SEED_BYTES))
+    scale = np.float32(share * factor)
+    # Each fraction makes way for its word, so that beside the words a slab is enough.
+    for start in range(0, len(update), SLAB):
+        part = update[start : start + SLAB]
+        drawn = words[start : start + len(part)]
+        words[start : start + len(part)] = to_words(part * scale, bound, bits, _fractions(drawn))
+    words[-1:] = weighted_words(update[:0], share, bound, bits, _fractions(words[-1:]))
+    return words
+
+
+def mask_words(
+    words: Words,
+    about: bytes,
+    helper: bytes,
+    private: bytes,
+    draw: RandomBytes = secrets.token_bytes,
+) -> MaskedUpload:
+    """Add a new mask to words, in place, and seal its seed.
+
+    words: uint32, (P + 1,). about: as ``about_update`` returns. helper: its public key. private:
+    the device's own key. draw: asked for the mask's seed, and for the key of one use that it is
+    sealed with. Raises ValueError: the helper's key is of small order.
+    """
+    seed = draw(SEED_BYTES)
+    own = X25519PrivateKey.from_private_bytes(draw(KEY_BYTES))
+    sealed = seal(seed, helper, about, own)
+    add_mask(words, seed)
+    signature = Ed25519PrivateKey.from_private_bytes(private).sign(signed_seed(about, sealed))
+    return MaskedUpload(words_to_bytes(words), sealed.hex(), signature.hex())
+
+
+def is_key(public: bytes) -> bool:
+    """Return whether something can be sealed for a public X25519 key, 32 bytes. What is sealed for
+    one of small order can be opened by anybody."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return False
+    return True
+
+
+def _fractions(drawn: Words) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return uniform numbers in [0, 1) from random words."""
+    return np.asarray(drawn * 2.0**-32, np.float64)

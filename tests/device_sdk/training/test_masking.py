@@ -1,0 +1,138 @@
+"""Masked words: the vectors, their sums, and what of them must be random."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from fleetlearn_device.training.masking import (
+    MaskedUpload,
+    counted_words,
+    is_key,
+    mask_words,
+    share_of,
+)
+from fleetlearn_protocol.encodings import SLAB
+from fleetlearn_protocol.formats.masked import words_from_bytes
+from fleetlearn_protocol.secure.about import signed_seed
+from fleetlearn_protocol.secure.fixed_point import weighted_sum
+from fleetlearn_protocol.secure.masks import mask_of
+from fleetlearn_protocol.secure.sealed import unseal
+
+FILE = Path(__file__).parents[3] / "protocol" / "vectors" / "secure.json"
+UPLOADS = json.loads(FILE.read_text("ascii"))["uploads"]
+HELPER = X25519PrivateKey.from_private_bytes(bytes(range(32)))
+PUBLIC = HELPER.public_key().public_bytes_raw()
+OWN = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+SMALL = ["00" * 32, "01" + "00" * 31, "ec" + "ff" * 30 + "7f", "ed" + "ff" * 30 + "7f"]
+"""Public keys of order 1, 2 and 4, and one that is no number below the prime (RFC 7748)."""
+
+
+def drawn(*given: str) -> Callable[[int], bytes]:
+    left = [bytes.fromhex(each) for each in given]
+
+    def draw(size: int) -> bytes:
+        found = left.pop(0)
+        assert len(found) == size
+        return found
+
+    return draw
+
+
+@pytest.mark.parametrize("case", UPLOADS, ids=lambda case: case["name"])
+def test_vectors(case: dict[str, Any]) -> None:
+    update = np.frombuffer(bytes.fromhex(case["update"]), "<f4")
+    numbers = case["share"], case["factor"], case["bound"], case["bits"]
+    words = counted_words(update, *numbers, drawn(case["rounding"]))
+    assert words.tolist() == case["words"]
+    about, helper, secret = (bytes.fromhex(case[name]) for name in ("about", "helper", "secret"))
+    upload = mask_words(words, about, helper, secret, drawn(case["seed"], case["one_use"]))
+    assert bytes(upload.content).hex() == case["part"]
+    assert (upload.sealed, upload.signature) == (case["sealed"], case["signature"])
+
+
+def opened(upload: MaskedUpload, about: bytes) -> np.ndarray[Any, Any]:
+    """The words without their mask, as helper and coordinator together know them."""
+    OWN.public_key().verify(
+        bytes.fromhex(upload.signature), signed_seed(about, bytes.fromhex(upload.sealed))
+    )
+    seed = unseal(bytes.fromhex(upload.sealed), HELPER, about)
+    words = words_from_bytes(upload.content)
+    return words - mask_of(seed, len(words))
+
+
+def test_a_sum_of_many_slabs_is_that_of_the_floats() -> None:
+    draw = np.random.default_rng(3)
+    size, bound, bits = SLAB + 5, 1.0, 20
+    total, expected, shares = np.zeros(size + 1, np.uint32), np.zeros(size), 0.0
+    for number, (share, factor) in enumerate([(1.0, 1.0), (0.25, 0.5), (0.7, 0.1)]):
+        update = draw.normal(size=size).astype(np.float32)
+        update /= np.linalg.norm(update)
+        about = bytes([number])
+        words = counted_words(update, share, factor, bound, bits)
+        upload = mask_words(words, about, PUBLIC, OWN.private_bytes_raw())
+        total += opened(upload, about)
+        expected += update.astype(np.float64) * share * factor
+        shares += share
+    found = weighted_sum(total, 3, bound, bits)
+    step = 2 * bound / (2**bits - 1)
+    assert np.abs(found.total - expected).max() <= 3 * step
+    assert found.weight == pytest.approx(shares, abs=3 / (2**bits - 1))
+    # The rounding is right in the mean: an error of a third of a step in one direction would show.
+    assert abs(np.mean(found.total - expected)) < 0.02 * step
+
+
+def test_nothing_is_the_same_twice() -> None:
+    """Neither the rounding nor the mask follows from what the coordinator knows."""
+    update = np.full(1000, 1 / 3 / 32, np.float32)
+    secret, words = OWN.private_bytes_raw(), [counted_words(update, 1.0, 1.0, 1.0, 20)] * 2
+    words[1] = counted_words(update, 1.0, 1.0, 1.0, 20)
+    assert (words[0] != words[1]).any()
+    assert np.abs(words[0].astype(int) - words[1]).max() == 1
+    one, two = (mask_words(words[0].copy(), b"", PUBLIC, secret) for _ in range(2))
+    assert (opened(one, b"") == opened(two, b"")).all()
+    assert bytes(one.content) != bytes(two.content)
+    assert one.sealed != two.sealed
+
+
+def test_masked_words_say_nothing_of_their_update() -> None:
+    """64 updates of zeros and ones, masked: each bit of each word is 1 about half of the time."""
+    bits = np.zeros(32)
+    for number in range(64):
+        update = np.full(64, (number % 2) / 8, np.float32)
+        words = counted_words(update, 1.0, 1.0, 1.0, 20)
+        masked = words_from_bytes(mask_words(words, b"", PUBLIC, OWN.private_bytes_raw()).content)
+        bits += [(masked >> bit & 1).mean() for bit in range(32)]
+    assert (np.abs(bits / 64 - 0.5) < 5 * 0.5 / np.sqrt(64 * 65)).all()
+
+
+@pytest.mark.parametrize(("examples", "most", "share"), [(3, None, 1.0), (3, 4, 0.75), (9, 4, 1.0)])
+def test_shares(examples: int, most: int | None, share: float) -> None:
+    assert share_of(examples, most) == share
+
+
+@pytest.mark.parametrize("factor", [0.0, -0.5, 1.0001, float("nan")])
+def test_a_factor_that_is_none_is_refused(factor: float) -> None:
+    with pytest.raises(ValueError, match="expected above 0 and at most 1"):
+        counted_words(np.zeros(2, np.float32), 1.0, factor, 1.0, 20)
+
+
+def test_an_element_beyond_the_bound_is_refused_in_any_slab() -> None:
+    update = np.zeros(SLAB + 2, np.float32)
+    update[-1] = 1.5
+    with pytest.raises(ValueError, match="the bound is 1"):
+        counted_words(update, 1.0, 1.0, 1.0, 20)
+
+
+@pytest.mark.parametrize("key", SMALL)
+def test_a_key_of_small_order_is_none(key: str) -> None:
+    assert is_key(PUBLIC)
+    assert not is_key(bytes.fromhex(key))
+    with pytest.raises(ValueError):
+        mask_words(np.zeros(2, np.uint32), b"", bytes.fromhex(key), OWN.private_bytes_raw())
