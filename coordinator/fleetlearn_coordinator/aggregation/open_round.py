@@ -15,26 +15,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_protocol.errors import Code, ProtocolError
-from fleetlearn_protocol.messages import BUFFERS, CONTROL, UPDATE, Evaluation
+from fleetlearn_protocol.messages import BUFFERS, CONTROL, UPDATE
 from fleetlearn_protocol.secure.fixed_point import WeightedSum, Words
 from fleetlearn_protocol.vector import Vector, gather
 from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation import adaptive_mu
-from fleetlearn_coordinator.aggregation.commit import NextModel, TaskBase, next_model, weights_of
+from fleetlearn_coordinator.aggregation.accepted_reports import (
+    AcceptedReports,
+    evaluations_of,
+    kept_of,
+    measured,
+    staleness_of,
+    weighed_of,
+)
+from fleetlearn_coordinator.aggregation.commit import NextModel, TaskBase, next_model
 from fleetlearn_coordinator.aggregation.exact_mean import add_up
 from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.modular_sum import unmask
 from fleetlearn_coordinator.aggregation.privacy.round_release import RoundRelease, release_round
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
-from fleetlearn_coordinator.aggregation.round_summary import (
-    NOTHING,
-    Measurements,
-    evaluation_of,
-    summarise,
-    summarise_staleness,
-)
+from fleetlearn_coordinator.aggregation.round_summary import summarise_staleness
 from fleetlearn_coordinator.aggregation.round_sums import RoundSums, next_control
 from fleetlearn_coordinator.aggregation.updates import NO_VALUES, Values
 from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, Norms, measure
@@ -58,20 +60,6 @@ class Received(NamedTuple):
     """Those before the first that is refused, weighed."""
     refusal: Refusal | None
     """Why the one after them is refused. None: all are accepted."""
-
-
-class AcceptedReports(NamedTuple):
-    """What a round keeps of reports for its end: columns of ``ReportColumns``."""
-
-    examples: NDArray[np.int64]
-    complete: NDArray[np.bool_]
-    loss: NDArray[np.float64]
-    metrics: Mapping[str, NDArray[np.float64]]
-    staleness: Sequence[int]
-    evaluations: Sequence[Evaluation | None]
-    personal: Sequence[Evaluation | None]
-    lost_tied: Sequence[bool]
-    weighed: Sequence[Reported]
 
 
 class CommittedRound(NamedTuple):
@@ -160,19 +148,7 @@ class OpenRound:
 
     def accept(self, reports: ReportColumns) -> None:
         """Count reports that ``receive`` accepted, for this round or an earlier one."""
-        self.accepted.append(
-            AcceptedReports(
-                reports.examples,
-                reports.complete,
-                reports.loss,
-                reports.metrics,
-                reports.staleness,
-                reports.evaluations,
-                reports.personal,
-                reports.lost_tied,
-                reports.weighed,
-            )
-        )
+        self.accepted.append(kept_of(reports))
 
     def add(self, reports: ReportColumns) -> None:
         """Add the parts of accepted reports to the sums. In any thread, one call at a time."""
@@ -215,11 +191,11 @@ class OpenRound:
         summary: dict[str, Any] = {
             "reports": len(self),
             "partial": len(self) - sum(int(each.complete.sum()) for each in self.accepted),
-            **self._measured(),
+            **measured(self.accepted, rules),
         }
         if rules.outlive:
             summary["staleness"] = summarise_staleness(self.staleness())
-        summary |= rules.weighing.summary(self._weighed(), dropped, self.weighing_state)
+        summary |= rules.weighing.summary(weighed_of(self.accepted), dropped, self.weighing_state)
         if rules.adaptive_mu:
             loss = summary["metrics"].get("loss")
             summary |= adaptive_mu.summary_of(state.mu, loss, rules.most_mu)
@@ -297,8 +273,8 @@ class OpenRound:
         if not len(self):
             raise ValueError("the release of no updates was asked for; add one first")
         weighing = self.rules.weighing
-        clipped = [weighing.clips(each, self.weighing_state) for each in self._weighed()]
-        evaluations = [each for reports in self.accepted for each in reports.evaluations]
+        clipped = [weighing.clips(each, self.weighing_state) for each in weighed_of(self.accepted)]
+        evaluations = evaluations_of(self.accepted)
         if unmasked is None:
             total = add_up(self.sums.states[UPDATE])
         else:  # its updates count with shares of the largest weight
@@ -321,44 +297,10 @@ class OpenRound:
             state.model,
             mixed,
             rules.share(len(self)),
-            rules.weighing.scale(self._weighed(), self.weighing_state),
+            rules.weighing.scale(weighed_of(self.accepted), self.weighing_state),
             None if released is None else released.mean,
         )
 
     def staleness(self) -> list[int]:
         """Return the staleness of the accepted updates, in order; empty where none can be stale."""
-        return [each for reports in self.accepted for each in reports.staleness]
-
-    def _weighed(self) -> list[Reported]:
-        return [each for reports in self.accepted for each in reports.weighed]
-
-    def _measured(self) -> dict[str, Any]:
-        """Return what the devices measured, for the summary. In a private round only ``commit``
-        knows what of it is released; with masked updates nobody looks at what single devices say.
-        """
-        if self.rules.privacy is not None or self.rules.secure is not None:
-            return summarise(NOTHING, NOTHING, {})
-        return summarise(self._training(), self._evaluation(), self.rules.bounds)
-
-    def _training(self) -> Measurements:
-        """Return what the devices measured in their training, in the order of their reports."""
-        if not self.accepted:
-            return NOTHING
-        examples = np.concatenate([each.examples for each in self.accepted])
-        weights = weights_of(examples, self.rules.max_weight)
-        sums = dict[str, NDArray[np.float64]]()
-        for name in self.rules.metrics:
-            columns = [
-                each.loss if name == "loss" else each.metrics[name] for each in self.accepted
-            ]
-            means: NDArray[np.float64] = np.concatenate(columns)
-            sums[name] = weights * means
-        return Measurements(weights, sums)
-
-    def _evaluation(self) -> Measurements:
-        """Return what the devices measured before they trained, in the order of their reports."""
-        evaluations = [each for reports in self.accepted for each in reports.evaluations]
-        if not any(evaluations):
-            return NOTHING
-        personal = [each for reports in self.accepted for each in reports.personal]
-        return evaluation_of(evaluations, self.rules.metrics, self.rules.max_weight, personal)
+        return staleness_of(self.accepted)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from fleetlearn_coordinator import Plan, RunResults, read_status
 from fleetlearn_coordinator.__main__ import app
-from fleetlearn_coordinator.aggregation.open_round import OpenRound
+from fleetlearn_coordinator.aggregation import accepted_reports, open_round
 from fleetlearn_coordinator.aggregation.round_summary import summarise
 from fleetlearn_coordinator.results.points import points_of
 from fleetlearn_coordinator.service.server import NOT_SHOWN, RunServer
@@ -207,8 +207,12 @@ MISTAKES: dict[str, tuple[Any, str, Any, set[str]]] = {
         {"a failed device's words", "an element of a refused update"},
     ),
     "the summary has what was measured": (
-        OpenRound, "_measured",
-        lambda round: summarise(round._training(), round._evaluation(), {}),
+        open_round, "measured",
+        lambda accepted, rules: summarise(
+            accepted_reports._training(accepted, rules),
+            accepted_reports._evaluation(accepted, rules),
+            {},
+        ),
         {"the training loss", "a training metric", "an evaluation's loss",
          "an evaluation's metric"},
     ),
