@@ -78,7 +78,8 @@ def _threshold(
     most = _fewest_likely(devices, stay, neighbours, staying)
     if not consistent:
         least = ceil((least + neighbours - 1.25) / 2)
-    return None if most <= least else max(least + 1, 2)
+    threshold = max(least + 1, 2)  # one share alone must never be a device's secret
+    return threshold if threshold <= most else None
 
 
 def _log_cut(devices: int, missing: int, neighbours: int) -> float:
