@@ -12,6 +12,11 @@ import msgspec
 
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.messages import MODEL, Evaluation, Question, Reply
+from fleetlearn_protocol.secure.pairwise_messages import (
+    PAIRWISE,
+    PairwiseAnswer,
+    PairwiseQuestion,
+)
 
 EVALUATION = "evaluation"
 """The device measures a model on its own data."""
@@ -34,6 +39,7 @@ class ExchangeKind(NamedTuple):
 
 EXCHANGE_KINDS: dict[str, ExchangeKind] = {
     EVALUATION: ExchangeKind(NoContent, Evaluation, (MODEL,)),
+    PAIRWISE: ExchangeKind(PairwiseQuestion, PairwiseAnswer),
 }
 """Name of a kind -> what its messages hold."""
 

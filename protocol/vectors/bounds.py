@@ -9,6 +9,7 @@ from typing import Any
 
 from fleetlearn_protocol import messages as m
 from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.secure import pairwise_messages as pairwise
 from msgspec import inspect as types
 
 
@@ -21,12 +22,17 @@ def pattern(alias: Any) -> str:
 
 IDENTIFIER, DIGEST, NAME = pattern(m.Identifier), pattern(m.Digest), pattern(m.Name)
 BYTES32, BYTES64 = pattern(m.Bytes32), pattern(m.Bytes64)
+KEYS = pattern(pairwise.NeighbourKeys)
+SEALED, SHARE = pattern(pairwise.SealedShares), pattern(pairwise.SecretShare)
 FITS = {
     IDENTIFIER: ["0", "A._-" * 16],
     DIGEST: ["0123456789abcdef" * 4],
     NAME: ["_", "a.-_" * 32],
     BYTES32: ["0123456789abcdef" * 4],
     BYTES64: ["0123456789abcdef" * 8],
+    KEYS: ["0123456789abcdef" * 8, "0123456789abcdef" * 16],
+    SEALED: ["01" * 82],
+    SHARE: ["01" * 33],
 }
 DOES_NOT_FIT = {
     IDENTIFIER: [
@@ -47,6 +53,9 @@ DOES_NOT_FIT = {
     NAME: ["", "1a", "a b", "a" * 129, "a\n", "é"],
     BYTES32: ["", "0" * 62, "0" * 63, "0" * 66, "A" * 64, "0" * 64 + "\n"],
     BYTES64: ["", "0" * 126, "0" * 127, "0" * 130, "A" * 128, "0" * 128 + "\n"],
+    KEYS: ["", "0" * 126, "0" * 130, "0" * 254, "0" * 384, "A" * 128, "0" * 128 + "\n"],
+    SEALED: ["", "0" * 162, "0" * 163, "0" * 166, "A" * 164, "0" * 164 + "\n"],
+    SHARE: ["", "0" * 64, "0" * 65, "0" * 68, "A" * 66, "0" * 66 + "\n"],
 }
 
 
@@ -90,6 +99,11 @@ def allowed(kind: types.Type) -> list[Any]:
         case types.DictType(value_type=types.AnyType(), max_length=int(most)):
             nested = {"a": [1, {"b": None}], "type": "x", "c": 1.5, "d": True}
             return [{}, nested, {f"n{i}": i for i in range(most)}]
+        case types.DictType(
+            key_type=key, value_type=types.StrType(pattern=str(wanted)), max_length=int(most)
+        ) if wanted != IDENTIFIER:
+            fits = FITS[wanted]
+            return [{allowed(key)[-1]: fits[-1]}, {f"n{i}": fits[0] for i in range(most)}]
         case types.DictType(key_type=key, value_type=value, max_length=int(most)):
             return [
                 dict(zip(allowed(key), allowed(value), strict=True)),
@@ -139,11 +153,14 @@ def forbidden(kind: types.Type) -> list[Any]:
         case types.LiteralType() | types.EnumType():
             return ["", "nope", "`$.type`", 0, None]
         case types.DictType(
-            key_type=key, value_type=types.StrType() as value, max_length=int(most)
+            key_type=key, value_type=types.StrType() as value, min_length=least, max_length=int(most)
         ):
-            keys = [{bad: "x"} for bad in forbidden(key) if isinstance(bad, str)]
+            fits = "x" if value.pattern == IDENTIFIER else allowed(value)[0]
+            keys = [{bad: fits} for bad in forbidden(key) if isinstance(bad, str)]
             values = [{"x": bad} for bad in forbidden(value)]
-            return [[], None, {}, {f"n{i}": "x" for i in range(most + 1)}, *keys, *values]
+            none: list[Any] = [{}] if least else []
+            many = {f"n{i}": fits for i in range(most + 1)}
+            return [[], None, *none, many, *keys, *values]
         case types.VarTupleType(item_type=item, min_length=least, max_length=int(most)):
             good = allowed(item)[0]
             few: list[Any] = [[]] if least else []

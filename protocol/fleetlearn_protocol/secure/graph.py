@@ -49,12 +49,7 @@ def degrees(devices: int, hostile: float, lost: float, *, consistent: bool = Tru
 
     Raises ValueError where no number of neighbours does.
     """
-    worst = hostile + (lost if consistent else 2 * lost)
-    if not (0 <= hostile < 1 and 0 <= lost < 1 and worst <= 0.9):
-        text = "hostile + lost" if consistent else "hostile + 2 lost"
-        raise ValueError(
-            f"hostile {hostile:g} and lost {lost:g} were given; {text} may be .9 at most"
-        )
+    _check_shares(hostile, lost, consistent)
     for neighbours in range(2, devices - 1, 2):
         threshold = _threshold(devices, hostile, lost, neighbours, consistent)
         if threshold is not None:
@@ -63,6 +58,45 @@ def degrees(devices: int, hostile: float, lost: float, *, consistent: bool = Tru
         f"{devices} devices are too few for a share of {hostile:g} that may be hostile and "
         f"{lost:g} that may vanish"
     )
+
+
+_ALL = 32
+"""Up to so many devices are all neighbours of each other: that costs little, and where shares of
+few devices are whole numbers of devices, one more that vanishes must not end the session."""
+
+
+def graph_of(devices: int, hostile: float, lost: float, *, consistent: bool = True) -> Degrees:
+    """Return how the graph of these devices is made: as ``degrees`` says, or, where they are few,
+    each a neighbour of all others. Then the graph is connected whoever is missing, and the
+    threshold is half way between the least that hides the secrets and the most that stay, where a
+    share above 0 is one device at least.
+
+    devices: n, at least 2. The other arguments are those of ``degrees``. Raises ValueError where
+    so many devices cannot hide their updates, or too few would be left to unmask the sum.
+    """
+    if devices > _ALL:
+        return degrees(devices, hostile, lost, consistent=consistent)
+    _check_shares(hostile, lost, consistent)
+    bad = max(floor((hostile + _MARGIN) * devices), hostile > 0)
+    gone = max(floor((lost + _MARGIN) * devices), lost > 0)
+    others = devices - 1
+    stay = others - gone
+    least = max(2, bad + 1 if consistent else (others + bad) // 2 + 1)
+    if least > stay:
+        raise ValueError(
+            f"of {devices} devices a share of {hostile:g} may be hostile and {lost:g} may vanish: "
+            f"{least} neighbours of each device must stay to hide its update, and {max(0, stay)} do"
+        )
+    return Degrees(others, (least + stay) // 2)
+
+
+def _check_shares(hostile: float, lost: float, consistent: bool) -> None:
+    worst = hostile + (lost if consistent else 2 * lost)
+    if not (0 <= hostile < 1 and 0 <= lost < 1 and worst <= 0.9):
+        text = "hostile + lost" if consistent else "hostile + 2 lost"
+        raise ValueError(
+            f"hostile {hostile:g} and lost {lost:g} were given; {text} may be .9 at most"
+        )
 
 
 def _threshold(
@@ -131,6 +165,9 @@ def _fewest_likely(devices: int, marked: int, drawn: int, tail: float) -> int:
 
 
 def neighbours_of(place: int, order: Sequence[str], neighbours: int) -> list[str]:
-    """Return the neighbours of the device at this place of the circle."""
+    """Return the neighbours of the device at this place of the circle. ``neighbours``: how many;
+    even, or all others."""
     half, count = neighbours // 2, len(order)
+    if neighbours >= count - 1:
+        return [name for at, name in enumerate(order) if at != place]
     return [order[(place + step) % count] for step in range(-half, half + 1) if step]

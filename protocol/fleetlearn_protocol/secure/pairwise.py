@@ -24,6 +24,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from random import Random
 from typing import NamedTuple, NoReturn
 
 from cryptography.exceptions import InvalidTag
@@ -33,7 +35,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from fleetlearn_protocol.secure import shamir
 from fleetlearn_protocol.secure.about import length_prefixed
 from fleetlearn_protocol.secure.fixed_point import Words
-from fleetlearn_protocol.secure.masks import SEED_BYTES, add_mask
+from fleetlearn_protocol.secure.masks import SEED_BYTES, MaskAdder
 from fleetlearn_protocol.secure.sealed import agreed_key
 
 _NONCE = bytes(12)
@@ -68,10 +70,19 @@ def session_of(about: bytes, keys: Iterable[tuple[str, Keys]]) -> bytes:
     return hashlib.sha256(length_prefixed((about, *named))).digest()
 
 
-def mask_seed(private: X25519PrivateKey, public: bytes, session: bytes) -> bytes:
-    """Return the seed that two devices agree on by their masking keys."""
+def mask_seed(
+    private: X25519PrivateKey, public: bytes, session: bytes, about: bytes = b""
+) -> bytes:
+    """Return the seed that two devices agree on by their masking keys. ``about``: what both say
+    that their updates are about."""
     own = private.public_key().public_bytes_raw()
-    return agreed_key(private, public, b"mask" + session, *sorted((own, public)))
+    return agreed_key(private, public, b"mask" + session + about, *sorted((own, public)))
+
+
+def commitment_of(session: bytes, seed: bytes) -> bytes:
+    """Return what a device says of its own seed before anybody may know it: 32 bytes that no other
+    seed has, and that tell nothing of it."""
+    return hashlib.sha256(length_prefixed((b"seed", session, seed))).digest()
 
 
 def sign_of(name: str, neighbour: str) -> int:
@@ -98,6 +109,8 @@ class PairwiseDevice:
         self._threshold = 0
         self._held: dict[str, bytes] = {}
         """Neighbour -> what it sealed for this device, opened: two shares."""
+        self._masked_with: frozenset[str] = frozenset()
+        """The neighbours whose masks the update has: U1, as far as this device sees it."""
 
     def keys(self) -> Keys:
         """Return the public keys."""
@@ -140,33 +153,42 @@ class PairwiseDevice:
             for name, place in places.items()
         }
 
-    def masked(self, words: Words, sealed: Mapping[str, bytes]) -> Words:
+    def commitment(self) -> bytes:
+        """Return the commitment to the own seed, 32 bytes; ``shares`` was called."""
+        return commitment_of(self._session, self._seed)
+
+    def masked(self, words: Words, sealed: Mapping[str, bytes], about: bytes = b"") -> Words:
         """Return the update with its masks: uint32, shape (P,).
 
         words: the update, uint32, shape (P,), which stays as it is. sealed: neighbour -> what it
-        sealed for this device; who is not named takes no part any more. Raises SessionRefusedError.
+        sealed for this device; who is not named takes no part any more. What cannot be opened may
+        be its neighbour's fault or the coordinator's; the masks that the two share stay. about:
+        what the update is of, such as the round, the model and the training. Masks of devices that
+        were told different things do not cancel each other out, so that the coordinator learns
+        nothing from a sum of different trainings. Raises SessionRefusedError.
         """
         self._begin(2)
         for name, content in sealed.items():
             if name not in self._neighbours:
                 self._refuse(f"{name} is no neighbour of this device")
-            try:
+            with suppress(InvalidTag):
                 key = ChaCha20Poly1305(self._sealing_key(name, self.name))
                 self._held[name] = key.decrypt(_NONCE, content, self._session)
-            except InvalidTag:
-                self._refuse(f"what {name} sealed was not for this device and session")
-        if len(sealed) < self._threshold:
+        if len(self._held) < self._threshold:
             self._refuse(
-                f"{len(sealed)} neighbours are left, and {self._threshold} shares give a secret"
+                f"{len(self._held)} neighbours sealed shares for this device and session, and "
+                f"{self._threshold} shares give a secret"
             )
-        found = words.copy()
-        add_mask(found, self._seed)
+        self._masked_with = frozenset(sealed)
+        found, masks = words.copy(), MaskAdder(len(words))
+        masks.add(found, self._seed)
         for name in sealed:
             try:
-                seed = mask_seed(self._masking, self._neighbours[name].masking, self._session)
+                public = self._neighbours[name].masking
+                seed = mask_seed(self._masking, public, self._session, about)
             except ValueError:
                 self._refuse(f"the masking key of {name} is none")
-            add_mask(found, seed, sign_of(self.name, name))
+            masks.add(found, seed, sign_of(self.name, name))
         return found
 
     def unmasking(
@@ -180,7 +202,7 @@ class PairwiseDevice:
         both = {*survivors} & {*dropped}
         if both:
             self._refuse(f"{min(both)} is said to have stayed and to be lost")
-        strangers = ({*survivors} | {*dropped}) - self._held.keys()
+        strangers = ({*survivors} | {*dropped}) - self._masked_with
         if strangers:
             self._refuse(f"{min(strangers)} sent this device no shares in this session")
         if len({*survivors}) < self._threshold:
@@ -188,9 +210,10 @@ class PairwiseDevice:
                 f"{len({*survivors})} neighbours stayed; the device wants {self._threshold}"
             )
         size = shamir.SHARE_BYTES
+        held = self._held
         return UnmaskingShares(
-            {name: self._held[name][:size] for name in survivors},
-            {name: self._held[name][size:] for name in dropped},
+            {name: held[name][:size] for name in survivors if name in held},
+            {name: held[name][size:] for name in dropped if name in held},
         )
 
     def _sealing_key(self, neighbour: str, receiver: str) -> bytes:
@@ -226,42 +249,98 @@ def unmask(
     survivors: Collection[str],
     answers: Mapping[str, UnmaskingShares],
     threshold: int,
-) -> None:
-    """Take all masks off the sum of masked updates, in place.
+    commitments: Mapping[str, bytes] | None = None,
+    about: bytes = b"",
+) -> frozenset[str]:
+    """Take all masks off the sum of masked updates, in place. Returns the devices that told wrong
+    shares, which were not needed.
 
-    total: modulo 2^32, uint32, shape (P,), of the ``survivors``. keys: of all devices. neighbours:
-    device -> those neighbours whose shares it got and that got its own. answers: device -> what it
-    told. Raises ValueError where a secret cannot be put together, or is not the device's.
+    total: modulo 2^32, uint32, shape (P,), of the ``survivors``. keys: of the devices that sent
+    shares. neighbours: of each of these all for which it sealed shares, gone ones included.
+    answers: device -> what it told. commitments: device -> ``commitment_of`` its own seed; of a
+    device without one a wrong share is not found. about: as in ``PairwiseDevice.masked``. Raises
+    ValueError, and names the device, where a secret cannot be put together; the total is of no use
+    then.
     """
-    for name in survivors:
-        add_mask(total, _secret(name, neighbours, answers, threshold, 0), -1)
-    for name in keys.keys() - {*survivors}:
-        left = [other for other in neighbours.get(name, ()) if other in survivors]
+    shares = _Shares(session, keys, neighbours, answers, threshold, commitments or {}, set())
+    masks, stayed = MaskAdder(len(total)), frozenset(survivors)
+    for name in sorted(stayed):
+        masks.add(total, shares.secret(name, _SEED), -1)
+    for name in sorted(keys.keys() - stayed):
+        left = [other for other in neighbours.get(name, ()) if other in stayed]
         if not left:
             continue
-        private = X25519PrivateKey.from_private_bytes(
-            _secret(name, neighbours, answers, threshold, 1)
-        )
-        if private.public_key().public_bytes_raw() != keys[name].masking:
-            raise ValueError(f"the shares of {name}'s masking key give another key: one is wrong")
+        private = X25519PrivateKey.from_private_bytes(shares.secret(name, _KEY))
         for other in left:
-            seed = mask_seed(private, keys[other].masking, session)
-            add_mask(total, seed, -sign_of(other, name))
+            seed = mask_seed(private, keys[other].masking, session, about)
+            masks.add(total, seed, -sign_of(other, name))
+    return frozenset(shares.liars)
 
 
-def _secret(
-    name: str,
-    neighbours: Mapping[str, Collection[str]],
-    answers: Mapping[str, UnmaskingShares],
-    threshold: int,
-    which: int,
-) -> bytes:
-    places = {other: place for place, other in enumerate(sorted(neighbours[name]), 1)}
-    told = {
-        places[other]: answers[other][which][name]
-        for other in places
-        if other in answers and name in answers[other][which]
-    }
-    if len(told) < threshold:
-        raise ValueError(f"{len(told)} shares of a secret of {name} came; {threshold} are needed")
-    return shamir.combine(dict([*told.items()][:threshold]))
+_TRIES = 500
+"""Sets of shares that are tried for one secret where some are wrong."""
+_SEED, _KEY = 0, 1
+"""Which secret of a device, as in ``UnmaskingShares``."""
+_WHICH = ("own seed", "masking key")
+
+
+class _Shares(NamedTuple):
+    """The shares that devices told. The fields are those of ``unmask``."""
+
+    session: bytes
+    keys: Mapping[str, Keys]
+    neighbours: Mapping[str, Collection[str]]
+    answers: Mapping[str, UnmaskingShares]
+    threshold: int
+    commitments: Mapping[str, bytes]
+    liars: set[str]
+    """Who told a wrong share. Nothing of what they told is used from then on."""
+
+    def secret(self, name: str, which: int) -> bytes:
+        """Return a secret of a device: of any set of right shares, as many as the threshold."""
+        places = {other: place for place, other in enumerate(sorted(self.neighbours[name]), 1)}
+        found = {
+            other: self.answers[other][which][name]
+            for other in places
+            if other not in self.liars
+            and other in self.answers
+            and name in self.answers[other][which]
+        }
+        text = f"the shares of the {_WHICH[which]} of {name}"
+        if len(found) < self.threshold:
+            raise ValueError(
+                f"{text} are too few: {len(found)} came, and {self.threshold} are needed"
+            )
+        draw, chosen = Random(0), [*found][: self.threshold]  # noqa: S311 (draws nothing secret)
+        for attempt in range(_TRIES if len(found) > self.threshold else 1):
+            parts = {places[other]: found[other] for other in chosen}
+            secret = self._try(name, which, parts)
+            if secret is not None:
+                if attempt:  # looking takes as long as a secret for each share
+                    self._look_for_liars(places, found, parts)
+                return secret
+            chosen = draw.sample([*found], self.threshold)
+        raise ValueError(f"{text} do not give it: some are wrong, or {name} sealed wrong ones")
+
+    def _try(self, name: str, which: int, parts: Mapping[int, bytes]) -> bytes | None:
+        """Return the secret that these shares give where it is the device's."""
+        try:
+            secret = shamir.combine(parts)
+        except ValueError:
+            return None
+        if which == _SEED:
+            wanted = self.commitments.get(name)
+            good = wanted is None or commitment_of(self.session, secret) == wanted
+        else:
+            private = X25519PrivateKey.from_private_bytes(secret)
+            good = private.public_key().public_bytes_raw() == self.keys[name].masking
+        return secret if good else None
+
+    def _look_for_liars(
+        self, places: Mapping[str, int], found: Mapping[str, bytes], parts: Mapping[int, bytes]
+    ) -> None:
+        """Note who told another share than the one that goes with ``parts``, which are right."""
+        for other, share in found.items():
+            place = places[other]
+            if place not in parts and shamir.share_at(place, parts) != share:
+                self.liars.add(other)

@@ -49,20 +49,35 @@ def combine(shares: Mapping[int, bytes]) -> bytes:
     shares: place -> share. Raises ValueError where they are shares of no secret of 32 bytes; of
     wrong shares that is not sure.
     """
-    for place, share in shares.items():
-        if not (0 < place < PRIME and len(share) == SHARE_BYTES):
-            raise ValueError(f"a share of {len(share)} bytes at place {place} was given")
-    secret = 0
-    for place, share in shares.items():
-        above = below = 1
-        for other in shares:
-            if other != place:
-                above = above * other % PRIME
-                below = below * (other - place) % PRIME
-        value = int.from_bytes(share, "big")
-        if value >= PRIME:
-            raise ValueError(f"the share at place {place} is no number below 2^257 - 93")
-        secret = (secret + value * above * pow(below, -1, PRIME)) % PRIME
+    secret = value_at(0, shares)
     if secret >= 2 ** (8 * SECRET_BYTES):
         raise ValueError("these shares belong to no secret: one is wrong, or there are too few")
     return secret.to_bytes(SECRET_BYTES, "big")
+
+
+def share_at(place: int, shares: Mapping[int, bytes]) -> bytes:
+    """Return the share of another place that goes with as many shares as the secret's threshold.
+    Raises ValueError where one of them is none."""
+    return value_at(place, shares).to_bytes(SHARE_BYTES, "big")
+
+
+def value_at(where: int, shares: Mapping[int, bytes]) -> int:
+    """Return the value of the polynomial of these shares at a place that none of them is of.
+    Raises ValueError where one is no share."""
+    values = {}
+    for place, share in shares.items():
+        if not (0 < place < PRIME and len(share) == SHARE_BYTES):
+            raise ValueError(f"a share of {len(share)} bytes at place {place} was given")
+        values[place] = int.from_bytes(share, "big")
+        if values[place] >= PRIME:
+            raise ValueError(f"the share at place {place} is no number below 2^257 - 93")
+    # One fraction for all: an inverse modulo the prime takes as long as 50 products.
+    above, below = 0, 1
+    for place, value in values.items():
+        up, down = value, 1
+        for other in values:
+            if other != place:
+                up = up * (other - where) % PRIME
+                down = down * (other - place) % PRIME
+        above, below = (above * down + up * below) % PRIME, below * down % PRIME
+    return above * pow(below, -1, PRIME) % PRIME

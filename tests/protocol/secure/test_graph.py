@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import comb, floor
 
 import pytest
-from fleetlearn_protocol.secure.graph import degrees, neighbours_of
+from fleetlearn_protocol.secure.graph import degrees, graph_of, neighbours_of
 
 KNOWN = [
     (100, 0.45, 0.45, True, 92, 46),
@@ -63,3 +63,38 @@ def test_too_few_devices() -> None:
         degrees(4, 0.4, 0.4)
     with pytest.raises(ValueError, match=r"hostile \+ 2 lost may be .9 at most"):
         degrees(100, 0.5, 0.3, consistent=False)
+
+
+@pytest.mark.parametrize(
+    ("devices", "hostile", "lost", "consistent", "k", "t"),
+    [
+        (1000, 0.05, 0.33, True, 72, 24),  # as ``degrees`` says
+        (4, 0.05, 0.1, True, 3, 2),
+        (10, 0.05, 0.2, True, 9, 4),  # 2 to 7
+        (8, 0.4, 0.3, True, 7, 4),  # 4 to 5
+        (8, 0.2, 0.1, False, 7, 5),  # 5 to 6
+        (3, 0.0, 0.0, True, 2, 2),
+    ],
+)
+def test_few_devices_are_all_neighbours(
+    devices: int, hostile: float, lost: float, consistent: bool, k: int, t: int
+) -> None:
+    assert graph_of(devices, hostile, lost, consistent=consistent) == (k, t)
+    order = [f"d{number}" for number in range(devices)]
+    assert len({*neighbours_of(1, order, k)} - {"d1"}) == k
+
+
+@pytest.mark.parametrize(
+    ("devices", "hostile", "lost", "consistent", "text"),
+    [
+        (3, 0.05, 0.1, True, "2 neighbours of each device must stay to hide its update, and 1 do"),
+        (6, 0.2, 0.34, False, "4 neighbours of each device must stay to hide its update, and 3 do"),
+        (8, 1.0, 0.0, True, "hostile 1 and lost 0 were given"),
+        (33, 0.6, 0.4, True, "hostile 0.6 and lost 0.4 were given"),
+    ],
+)
+def test_devices_that_cannot_hide_their_updates(
+    devices: int, hostile: float, lost: float, consistent: bool, text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        graph_of(devices, hostile, lost, consistent=consistent)

@@ -151,16 +151,17 @@ def test_what_is_refused_before(cheat: str) -> None:
         with pytest.raises(SessionRefusedError):
             first.shares(session, others, threshold)
         return
-    first.shares(session, others, 3)
+    first.shares(session, others, 4)
     sealed = {}
     for each in devices[1:]:
         around = {name: pair for name, pair in keys.items() if name != each.name}
         # A coordinator that shows two devices two sessions.
         shown = bytes(32) if cheat == "changed" and each.name == "d002" else session
-        sealed[each.name] = each.shares(shown, around, 3)["d000"]
+        sealed[each.name] = each.shares(shown, around, 4)["d000"]
     if cheat == "stranger":
         sealed["d099"] = sealed["d001"]
-    with pytest.raises(SessionRefusedError, match=r"d002 sealed|d099 is no neighbour"):
+    text = "d099 is no neighbour|3 neighbours sealed shares for this device and session, and 4"
+    with pytest.raises(SessionRefusedError, match=text):
         first.masked(np.zeros(3, np.uint32), sealed)
 
 
@@ -182,25 +183,99 @@ def test_a_masking_key_of_small_order_is_refused() -> None:
         devices[0].unmasking(session, ["d002", "d003", "d004"], [])
 
 
-def test_a_wrong_share_is_found() -> None:
-    devices = [device(number, 3) for number in range(5)]
-    keys = {each.name: each.keys() for each in devices}
-    session = session_of(b"", keys.items())
-    around = {each.name: sorted(keys.keys() - {each.name}) for each in devices}
-    shares = {
-        each.name: each.shares(session, {name: keys[name] for name in around[each.name]}, 2)
-        for each in devices
-    }
-    total = np.zeros(3, np.uint32)
-    for each in devices[1:]:
-        sealed = {other: shares[other][each.name] for other in around[each.name]}
-        total += each.masked(np.zeros(3, np.uint32), sealed)
-    names = [each.name for each in devices[1:]]
-    answers = {
-        each.name: each.unmasking(session, [n for n in names if n != each.name], ["d000"])
-        for each in devices[1:]
-    }
-    wrong = {**answers["d001"].keys, "d000": answers["d002"].keys["d000"]}
-    answers["d001"] = UnmaskingShares(answers["d001"].seeds, wrong)
-    with pytest.raises(ValueError, match=r"another key|no secret"):
-        unmask(total, session, keys, around, names, answers, 2)
+class Fleet:
+    """Some devices, each a neighbour of all others, that answer all exchanges."""
+
+    def __init__(self, count: int, threshold: int, lost: int = 0) -> None:
+        self.devices = {each.name: each for each in (device(at, 3) for at in range(count))}
+        names = sorted(self.devices)
+        self.keys = {name: each.keys() for name, each in self.devices.items()}
+        self.session = session_of(b"", self.keys.items())
+        self.around = {name: [other for other in names if other != name] for name in names}
+        self.threshold = threshold
+        self.shares = {
+            name: each.shares(
+                self.session, {other: self.keys[other] for other in self.around[name]}, threshold
+            )
+            for name, each in self.devices.items()
+        }
+        self.commitments = {name: each.commitment() for name, each in self.devices.items()}
+        self.stayed, self.gone = names[lost:], names[:lost]
+        self.total, self.plain = np.zeros(3, np.uint32), np.zeros(3, np.uint32)
+        self.answers: dict[str, UnmaskingShares] = {}
+
+    def mask(self, about: dict[str, bytes] | None = None) -> None:
+        for number, name in enumerate(self.stayed):
+            sealed = {other: self.shares[other][name] for other in self.around[name]}
+            words = np.full(3, number, np.uint32)
+            self.plain += words
+            told = (about or {}).get(name, b"")
+            self.total += self.devices[name].masked(words, sealed, told)
+
+    def answer(self) -> None:
+        for name in self.stayed:
+            alive = [other for other in self.stayed if other != name]
+            self.answers[name] = self.devices[name].unmasking(self.session, alive, self.gone)
+
+    def lie(self, liar: str, about: str) -> None:
+        """Let a device tell another share of a secret than it has."""
+        seeds, keys = map(dict, self.answers[liar])
+        wrong = seeds if about in seeds else keys
+        wrong[about] = bytes(32) + bytes([wrong[about][-1] ^ 1])
+        self.answers[liar] = UnmaskingShares(seeds, keys)
+
+    def unmask(self, about: bytes = b"") -> frozenset[str]:
+        return unmask(
+            self.total, self.session, self.keys, self.around, self.stayed, self.answers,
+            self.threshold, self.commitments, about,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("about", ["d000", "d003"])
+def test_a_wrong_share_is_found_and_not_needed(about: str) -> None:
+    """Of the masking key of a lost device, and of the own seed of one that stayed."""
+    fleet = Fleet(6, 3, lost=1)
+    fleet.mask()
+    fleet.answer()
+    fleet.lie("d001", about)
+    assert fleet.unmask() == {"d001"}
+    assert (fleet.total == fleet.plain).all()
+
+
+def test_too_many_wrong_shares_name_the_secret() -> None:
+    fleet = Fleet(5, 3, lost=1)
+    fleet.mask()
+    fleet.answer()
+    for liar in ("d001", "d002"):
+        fleet.lie(liar, "d000")
+    with pytest.raises(ValueError, match="shares of the masking key of d000 do not give it"):
+        fleet.unmask()
+    for liar in ("d001", "d002"):
+        del fleet.answers[liar]
+    with pytest.raises(ValueError, match=r"own seed of d001 are too few: 2 came, and 3 are needed"):
+        fleet.unmask()
+
+
+def test_what_a_neighbour_sealed_wrong_changes_no_mask() -> None:
+    """A device that seals nothing of use for one neighbour harms nobody."""
+    fleet = Fleet(5, 3)
+    fleet.shares["d001"]["d000"] = bytes(82)
+    fleet.mask()
+    fleet.answer()
+    assert "d001" not in fleet.answers["d000"].seeds
+    assert fleet.unmask() == frozenset()
+    assert (fleet.total == fleet.plain).all()
+
+
+def test_devices_that_were_told_different_things_give_no_sum() -> None:
+    """A coordinator that lets all but one train with a learning rate of 0 learns nothing."""
+    fleet = Fleet(5, 3)
+    fleet.mask({name: b"lr 0" for name in fleet.stayed if name != "d003"})
+    fleet.answer()
+    fleet.unmask(b"lr 0")
+    assert not (fleet.total == fleet.plain).any()
+    same = Fleet(5, 3, lost=1)
+    same.mask(dict.fromkeys(same.stayed, b"lr 0.1"))
+    same.answer()
+    same.unmask(b"lr 0.1")
+    assert (same.total == same.plain).all()

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { contentOf } from "../../src/protocol/exchanges.ts";
+import { contentOf, EXCHANGE_KINDS } from "../../src/protocol/exchanges.ts";
 import { encode, type FromDevice, readFromCoordinator, readFromDevice } from "../../src/protocol/messages.ts";
 import { type Case, codeOf, content, vectors } from "../support/vectors.ts";
 
@@ -69,10 +69,12 @@ test("contents of exchanges are read as their kind says", async () => {
     content: Record<string, unknown>;
     good: boolean;
   };
-  for (const { kind, of, name, content, good } of contents as unknown as Content[]) {
+  // Pairwise masks are not known here: such a device is never asked for them.
+  const known = (contents as unknown as Content[]).filter((each) => each.kind in EXCHANGE_KINDS);
+  for (const { kind, of, name, content, good } of known) {
     const message = { type: of, task: "t", kind, content } as Parameters<typeof contentOf>[0];
     const code = await codeOf(() => contentOf(message));
     expect(code, `${kind} ${of} ${name}`).toBe(good ? "nothing was thrown" : "bad-message");
   }
-  expect(contents.length).toBeGreaterThan(20);
+  expect(known.length).toBeGreaterThan(20);
 });
