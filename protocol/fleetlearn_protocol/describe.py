@@ -22,6 +22,7 @@ import msgspec
 from msgspec import inspect as types
 
 from fleetlearn_protocol import errors, frames, manifest, messages, preprocessing
+from fleetlearn_protocol.secure import pairwise_messages
 
 _BLOCK = re.compile(r"(<!-- described: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _ALIASES = {
@@ -92,6 +93,10 @@ def tables() -> dict[str, str]:
                 messages.Part,
                 messages.Evaluation,
             )
+        ),
+        "pairwise": "\n".join(
+            _struct(kind, "### ")
+            for kind in (pairwise_messages.PairwiseQuestion, pairwise_messages.PairwiseAnswer)
         ),
         "codes": _table(
             ("code", "meaning"),

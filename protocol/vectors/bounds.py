@@ -153,7 +153,10 @@ def forbidden(kind: types.Type) -> list[Any]:
         case types.LiteralType() | types.EnumType():
             return ["", "nope", "`$.type`", 0, None]
         case types.DictType(
-            key_type=key, value_type=types.StrType() as value, min_length=least, max_length=int(most)
+            key_type=key,
+            value_type=types.StrType() as value,
+            min_length=least,
+            max_length=int(most),
         ):
             fits = "x" if value.pattern == IDENTIFIER else allowed(value)[0]
             keys = [{bad: fits} for bad in forbidden(key) if isinstance(bad, str)]

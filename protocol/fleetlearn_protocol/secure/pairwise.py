@@ -311,7 +311,7 @@ class _Shares(NamedTuple):
             raise ValueError(
                 f"{text} are too few: {len(found)} came, and {self.threshold} are needed"
             )
-        draw, chosen = Random(0), [*found][: self.threshold]  # noqa: S311 (draws nothing secret)
+        draw, chosen = Random(0), [*found][: self.threshold]
         for attempt in range(_TRIES if len(found) > self.threshold else 1):
             parts = {places[other]: found[other] for other in chosen}
             secret = self._try(name, which, parts)

@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from fleetlearn_protocol.messages import Bytes32, Bytes64, Identifier, RoundNumber
+from fleetlearn_protocol.messages import Bytes32, Identifier, RoundNumber
 from fleetlearn_protocol.secure.about import length_prefixed
 
 PAIRWISE = "pairwise"
