@@ -51,6 +51,8 @@ MAX_SIGNED = 32 * 1024
 string."""
 MAX_KEYS = 8
 """Most public keys that a device trusts."""
+MOST_REPORTS = 2**16 + 1
+"""Most masked updates in one sum: with 16 bits an element, more cannot be added modulo 2^32."""
 MAX_REFUSALS = 32
 """Refused messages, by the device's fault and not forgotten yet, after which the coordinator closes
 a connection."""
@@ -65,6 +67,8 @@ Bytes32 = Annotated[str, Meta(pattern=r"^([0-9a-f]{2}){32}\Z")]
 """32 bytes in lower-case hexadecimal: a public key, or random."""
 Bytes64 = Annotated[str, Meta(pattern=r"^([0-9a-f]{2}){64}\Z")]
 """64 bytes in lower-case hexadecimal: a signature."""
+Bytes80 = Annotated[str, Meta(pattern=r"^([0-9a-f]{2}){80}\Z")]
+"""80 bytes in lower-case hexadecimal: a sealed seed."""
 Checksum = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 """CRC-32 as in zlib, PNG and Ethernet."""
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}\Z")]
@@ -77,6 +81,8 @@ Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
 """A finite number (JSON has neither NaN nor infinity, and 1e999 is out of bounds)."""
 Positive = Annotated[float, Meta(ge=1e-30, le=1e30)]
 """A finite number above 0."""
+Share = Annotated[float, Meta(ge=1e-30, le=1)]
+"""A number above 0, at most 1."""
 Seconds = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
 """A duration, at most a leap year."""
 Offset = Annotated[int, Meta(ge=0, le=MAX_VECTOR_BYTES)]
@@ -169,6 +175,31 @@ class PrivacyNote(msgspec.Struct, frozen=True):
     """The run's budget: it ends before it has spent more. null: it has none."""
 
 
+class SecureTask(msgspec.Struct, frozen=True):
+    """How the device masks its update, so that the coordinator learns the sum of many alone
+    (section 4, "Secure aggregation")."""
+
+    mode: Literal["helper", "pairwise"]
+    """`helper`: the mask's seed is sealed for another operator's process. `pairwise`: devices
+    agree on masks that cancel each other out."""
+    minimum: Annotated[int, Meta(ge=2, le=MOST_REPORTS)]
+    """The fewest different devices whose updates may be added up. The device signs it."""
+    bits: Annotated[int, Meta(ge=8, le=24)]
+    """Of an element before the mask is added."""
+    most_weight: Annotated[int, Meta(ge=1, le=MAX_EXACT)] | None = None
+    """The weight of an update is the device's number of examples, at most this many, as a share of
+    this. null: all updates weigh the same, and the share is 1."""
+    least_factor: Share | None = None
+    """The smallest factor that the device lets its update be multiplied by because it is stale: it
+    says `finished`, and masks when it has heard the factor (`weighing`). null: the factor is 1, and
+    the device masks at once."""
+    helper: Bytes32 | None = None
+    """The helper's public key (X25519), which the seed is sealed for. null: there is no helper."""
+    noise: Positive | None = None
+    """Standard deviation of the noise that the device adds to each element before the mask, where a
+    word is 1. null: none."""
+
+
 class Part(msgspec.Struct, frozen=True):
     """One vector of an upload."""
 
@@ -251,8 +282,10 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     welcome names one."""
     privacy: Annotated[tuple[Identifier, ...], Meta(max_length=16)] = ()
     """What the device can do for privacy: `clip`, `local-noise` (section 4, "Differential
-    privacy"). It is given no task with `local_noise` where it does not name that. `required`: its
-    owner lets it do no task of a run without differential privacy."""
+    privacy"), `secure`, `secure-noise` (section 4, "Secure aggregation"). It is given no task with
+    `local_noise`, with `secure` or with noise under the mask where it does not name that.
+    `required`: its owner lets it do no task of a run without differential privacy;
+    `secure-required`: none without secure aggregation."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):
@@ -309,7 +342,12 @@ class Report(Message, frozen=True, tag="report"):
     began from zeros."""
     clipped: bool | None = None
     """Whether the update was longer than the task's `clip` and was scaled down to it. null: the
-    device did not look."""
+    device did not look, or does not say."""
+    sealed: Bytes80 | None = None
+    """The seed of the update's mask, sealed for the helper, where the task has one."""
+    signature: Bytes64 | None = None
+    """Ed25519, by the device's own key, of what the seed is sealed about and of the sealed seed
+    (section 4, "Secure aggregation")."""
 
     @property
     def size(self) -> int:
@@ -319,6 +357,14 @@ class Report(Message, frozen=True, tag="report"):
     def part(self, name: str) -> Part:
         """Return the part of this name. Raises KeyError."""
         return {part.name: part for part in self.parts}[name]
+
+
+class TaskFinished(Message, frozen=True, tag="finished"):
+    """A task whose update will be masked is trained: the device asks for the factor that its
+    staleness leaves of it (`weighing`). Said again on each connection until the device masks."""
+
+    task: Identifier
+    """The task that was given. It has a `secure.least_factor`."""
 
 
 class Uploaded(Message, frozen=True, tag="uploaded"):
@@ -426,6 +472,8 @@ class Task(Message, frozen=True, tag="task"):
     null: none."""
     privacy: PrivacyNote | None = None
     """What the coordinator says of the run's privacy. null: the run promises none."""
+    secure: SecureTask | None = None
+    """How the update is masked. null: it is not."""
 
     def vector(self, name: str) -> VectorReference:
         """Return the vector of this name. Raises KeyError."""
@@ -511,6 +559,17 @@ class Grant(Message, frozen=True, tag="grant"):
     """Bytes that the coordinator already has."""
 
 
+class TaskWeighing(Message, frozen=True, tag="weighing"):
+    """The answer to `finished`: multiply the update by this, mask it, and report. The same for a
+    task however often the device asks."""
+
+    task: Identifier
+    """The task that is finished."""
+    factor: Annotated[float, Meta(ge=0, le=1)]
+    """What staleness leaves of the update. A device gives its task back where this is less than the
+    task's `secure.least_factor`."""
+
+
 class Waiting(Message, frozen=True, tag="waiting"):
     """A transfer waits for its turn. ``sha256``: a fetch; its bytes come later, or go on later.
     ``task``: an upload that was granted; stop sending, and report again."""
@@ -553,7 +612,7 @@ class Refused(Message, frozen=True, tag="refused"):
     """The content of a refused `fetch`."""
 
 
-FromDevice = CheckIn | Heartbeat | Fetch | Report | Uploaded | Reply | Failed
+FromDevice = CheckIn | Heartbeat | Fetch | TaskFinished | Report | Uploaded | Reply | Failed
 FromCoordinator = (
     Welcome
     | Task
@@ -562,6 +621,7 @@ FromCoordinator = (
     | Signed
     | ComeBack
     | Content
+    | TaskWeighing
     | Grant
     | Waiting
     | Accepted

@@ -21,7 +21,7 @@ def pattern(alias: Any) -> str:
 
 
 IDENTIFIER, DIGEST, NAME = pattern(m.Identifier), pattern(m.Digest), pattern(m.Name)
-BYTES32, BYTES64 = pattern(m.Bytes32), pattern(m.Bytes64)
+BYTES32, BYTES64, BYTES80 = map(pattern, (m.Bytes32, m.Bytes64, m.Bytes80))
 KEYS = pattern(pairwise.NeighbourKeys)
 SEALED, SHARE = pattern(pairwise.SealedShares), pattern(pairwise.SecretShare)
 FITS = {
@@ -30,6 +30,7 @@ FITS = {
     NAME: ["_", "a.-_" * 32],
     BYTES32: ["0123456789abcdef" * 4],
     BYTES64: ["0123456789abcdef" * 8],
+    BYTES80: ["0123456789abcdef" * 10],
     KEYS: ["0123456789abcdef" * 8, "0123456789abcdef" * 16],
     SEALED: ["01" * 82],
     SHARE: ["01" * 33],
@@ -53,6 +54,7 @@ DOES_NOT_FIT = {
     NAME: ["", "1a", "a b", "a" * 129, "a\n", "é"],
     BYTES32: ["", "0" * 62, "0" * 63, "0" * 66, "A" * 64, "0" * 64 + "\n"],
     BYTES64: ["", "0" * 126, "0" * 127, "0" * 130, "A" * 128, "0" * 128 + "\n"],
+    BYTES80: ["", "0" * 158, "0" * 159, "0" * 162, "A" * 160, "0" * 160 + "\n"],
     KEYS: ["", "0" * 126, "0" * 130, "0" * 254, "0" * 384, "A" * 128, "0" * 128 + "\n"],
     SEALED: ["", "0" * 162, "0" * 163, "0" * 166, "A" * 164, "0" * 164 + "\n"],
     SHARE: ["", "0" * 64, "0" * 65, "0" * 68, "A" * 66, "0" * 66 + "\n"],

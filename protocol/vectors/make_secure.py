@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fleetlearn_protocol.formats.masked import words_to_bytes
+from fleetlearn_protocol.messages import SecureTask, Task, VectorReference
 from fleetlearn_protocol.secure.about import (
     MaskedUpdate,
     MaskTerms,
@@ -27,6 +29,7 @@ from fleetlearn_protocol.secure.helper_messages import (
 )
 from fleetlearn_protocol.secure.masks import add_mask, mask_of
 from fleetlearn_protocol.secure.sealed import seal
+from fleetlearn_protocol.secure.task_terms import terms_of, training_digest, update_of
 
 # RFC 7748, section 6.1: Alice's private key, and Bob's, who is the helper here.
 ALICE = "77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a"
@@ -40,7 +43,8 @@ def secure() -> dict[str, Any]:
     public = helper.public_key().public_bytes_raw()
     own = X25519PrivateKey.from_private_bytes(bytes.fromhex(ALICE))
     signer = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(SEED))
-    terms = MaskTerms(public, "run-1", BUNDLE, 5, 3)
+    task = _task(public)
+    terms = MaskTerms(public, "run-1", BUNDLE, 5, 3, training_digest(task), False)
     updates = [
         MaskedUpdate("camera-7", "c7.12", 12, MODEL),
         MaskedUpdate("roof", "r.9007199254740991", 2**53 - 1, "ff" * 32),
@@ -63,6 +67,7 @@ def secure() -> dict[str, Any]:
         "masked": [_masked(words["words"], SEED)],
         "sums": [_sum()],
         "uploads": [_upload(about[0], public, 1.0, 1.0), _upload(about[1], public, 0.3, 0.4)],
+        "training": _trainings(task),
         "about": [
             {
                 "name": update.device,
@@ -71,6 +76,8 @@ def secure() -> dict[str, Any]:
                 "bundle": terms.bundle,
                 "size": terms.size,
                 "minimum": terms.minimum,
+                "training": terms.training,
+                "one_model": terms.one_model,
                 **update._asdict(),
                 "bytes": each.hex(),
             }
@@ -132,6 +139,50 @@ def secure() -> dict[str, Any]:
             },
         ],
     }
+
+
+def _task(helper: bytes) -> Task:
+    """A task of an asynchronous round, with a value in each field that is signed."""
+    return Task(
+        task="5eed-12-7",
+        round=12,
+        bundle=BUNDLE,
+        vectors=(VectorReference("model", MODEL, 16, "float32"),),
+        parts={"update": "masked"},
+        hyper={"mu": 0.0, "lr": 0.1},
+        epochs=2,
+        batch_size=20,
+        seed=1,
+        deadline=600.0,
+        algorithm="ditto",
+        personal_epochs=3,
+        clip=0.5,
+        secure=SecureTask("helper", 3, 18, 500, 0.25, helper.hex(), 1.5),
+    )
+
+
+def _trainings(task: Task) -> list[dict[str, Any]]:
+    """Tasks, and what of them a device signs: their digest, and the terms of its update."""
+    assert task.secure is not None
+    plain = msgspec.structs.replace(
+        task,
+        task="5eed-13-8",
+        algorithm="plain",
+        personal_epochs=None,
+        hyper={},
+        secure=SecureTask("helper", 3, 20, helper=task.secure.helper),
+    )
+    return [
+        {
+            "name": name,
+            "task": msgspec.to_builtins(each),
+            "device": "camera-7",
+            "size": 5,
+            "digest": training_digest(each),
+            "about": about_update(terms_of(each, 5), update_of(each, "camera-7")).hex(),
+        }
+        for name, each in (("every field", task), ("as few fields as can be", plain))
+    ]
 
 
 def _words() -> dict[str, Any]:

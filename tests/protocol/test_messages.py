@@ -28,7 +28,7 @@ def test_tags_are_one_for_each_message_and_told_apart_by_direction() -> None:
     tags = [
         kind.__struct_config__.tag for kind in get_args(m.FromDevice) + get_args(m.FromCoordinator)
     ]
-    assert len(set(tags)) == len(tags) == 19
+    assert len(set(tags)) == len(tags) == 21
 
 
 @pytest.mark.parametrize("kind", get_args(m.FromDevice) + get_args(m.FromCoordinator))
@@ -60,8 +60,8 @@ def test_the_error_names_the_types_that_are_known() -> None:
     error = refused('{"type":"gossip"}')
     assert error.code is Code.UNKNOWN_TYPE
     assert error.text == (
-        "a message of type 'gossip' was sent; here go check-in, failed, fetch, heartbeat, reply, "
-        "report, uploaded"
+        "a message of type 'gossip' was sent; here go check-in, failed, fetch, finished, "
+        "heartbeat, reply, report, uploaded"
     )
 
 

@@ -18,6 +18,7 @@ from fleetlearn_protocol.secure.sealed import seal
 BUNDLE = "b" * 64
 SIZE = 5
 MINIMUM = 3
+TRAINING = "e" * 64
 
 
 def model(number: int) -> str:
@@ -50,9 +51,12 @@ class SecureDevice(NamedTuple):
         task: str = "",
         seed: bytes | None = None,
         signer: SecureDevice | None = None,
+        start: str | None = None,
     ) -> SealedReport:
-        """What the device sends for the helper. ``signer``: whose key signs."""
-        update = MaskedUpdate(self.name, task or f"{self.name}-{round}", round, model(round))
+        """What the device sends for the helper. ``signer``: whose key signs. ``start``: the
+        SHA-256 of another model than the round's."""
+        named = task or f"{self.name}-{round}"
+        update = MaskedUpdate(self.name, named, round, start or model(round))
         about = about_update(terms, update)
         content = self.seed(terms, update) if seed is None else seed
         sealed = seal(content, terms.helper, about)
@@ -67,8 +71,10 @@ def terms_of(
     bundle: str = BUNDLE,
     size: int = SIZE,
     minimum: int = MINIMUM,
+    training: str = TRAINING,
+    one_model: bool = False,
 ) -> MaskTerms:
-    return MaskTerms(key, run, bundle, size, minimum)
+    return MaskTerms(key, run, bundle, size, minimum, training, one_model)
 
 
 def request_of(terms: MaskTerms, reports: Iterable[SealedReport]) -> MaskSumRequest:

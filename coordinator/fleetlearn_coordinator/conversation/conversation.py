@@ -36,6 +36,7 @@ from fleetlearn_protocol.messages import (
     Reply,
     Report,
     Task,
+    TaskFinished,
     Uploaded,
     Waiting,
     decode_from_device,
@@ -362,6 +363,10 @@ class Conversation:
 
     # Uploads
 
+    def _finished(self, device: str, message: TaskFinished) -> None:
+        text = f"task {message.task}: no task asks for this yet"
+        self._refuse(ProtocolError(Code.NOT_WANTED, text), message.task)
+
     def _report(self, device: str, message: Report) -> None:
         try:
             if not self.port.announce(device, message, self.seen):
@@ -479,6 +484,7 @@ class Conversation:
 HANDLERS: dict[type, Callable[[Conversation, str, Any], None]] = {
     Heartbeat: Conversation._heartbeat,
     Fetch: Conversation._fetch,
+    TaskFinished: Conversation._finished,
     Report: Conversation._report,
     Uploaded: Conversation._uploaded,
     Reply: Conversation._reply,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from fleetlearn_protocol.messages import MOST_REPORTS
 from fleetlearn_protocol.secure.fixed_point import bits_for
-from fleetlearn_protocol.secure.helper_messages import MOST_REPORTS
 from msgspec import Meta
 
 from fleetlearn_coordinator.plan.toml_errors import Section

@@ -105,6 +105,13 @@ def check_bounds(asked: MaskSumRequest, helper: bytes, bounds: HelperBounds) -> 
             f"the sum of {len(devices)} different devices was asked for; at least {least} are "
             f"needed ({asked.minimum} by what they signed, {bounds.minimum} by this helper)",
         )
+    starts = {(report.round, report.model) for report in asked.reports}
+    if asked.one_model and len(starts) > 1:
+        raise NotAddedError(
+            RefusalName.MODELS_DIFFER,
+            f"the updates are of {len(starts)} rounds or models; the devices signed that all of "
+            "them are of one",
+        )
     pairs = Counter((report.device, report.model) for report in asked.reports)
     if twice := [device for (device, _), times in pairs.items() if times > 1]:
         raise NotAddedError(
@@ -128,7 +135,7 @@ def check_signatures(asked: MaskSumRequest, keys: Mapping[str, bytes]) -> None:
         raise NotAddedError(
             RefusalName.BAD_SIGNATURE,
             "the signature is not of the enrolled key over this seed, run, bundle, model, size, "
-            "minimum, round and task",
+            "minimum, training, round and task",
             forged,
         )
 

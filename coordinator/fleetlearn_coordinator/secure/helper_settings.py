@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 from fleetlearn_protocol.errors import Code, FleetError, in_words
+from fleetlearn_protocol.messages import MOST_REPORTS
 from fleetlearn_protocol.paths import in_home
-from fleetlearn_protocol.secure.helper_messages import MOST_ELEMENTS, MOST_REPORTS
+from fleetlearn_protocol.secure.helper_messages import MOST_ELEMENTS
 from msgspec import Meta
 
 from fleetlearn_coordinator.plan.service_settings import LogFormat, Tls

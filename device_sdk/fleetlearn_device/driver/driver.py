@@ -17,6 +17,7 @@ from fleetlearn_protocol.command_line import installed_version
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.json_log import said
 from fleetlearn_protocol.messages import Heartbeat, Question, Task, encode
+from fleetlearn_protocol.task_names import run_of
 from fleetlearn_protocol.user_errors import in_one_line, is_expected, traceback_lines
 
 from fleetlearn_device.conditions.watch import ConditionWatch
@@ -51,7 +52,7 @@ from fleetlearn_device.session.commands import (
     StoreChunk,
 )
 from fleetlearn_device.session.pause import Pause
-from fleetlearn_device.session.privacy_demands import is_counted, run_of
+from fleetlearn_device.session.privacy_demands import is_counted
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.statement import Statement
 from fleetlearn_device.session.states import Idle, Online, Training

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fleetlearn_protocol.messages import UPDATE, Question, Task
+from fleetlearn_protocol.task_names import run_of
 
 
 class PrivacyDemands(NamedTuple):
@@ -50,12 +51,6 @@ def check_demands(demands: PrivacyDemands) -> None:
     most = demands.participations
     if most is not None and most < 1:
         raise ValueError(f"privacy.participations is {most}; expected at least 1, or None")
-
-
-def run_of(task_id: str) -> str:
-    """Return what names the run that a task belongs to: the beginning of its name (PROTOCOL.md,
-    section 4, "Differential privacy")."""
-    return task_id.partition("-")[0]
 
 
 def is_counted(demands: PrivacyDemands, task: Task) -> bool:

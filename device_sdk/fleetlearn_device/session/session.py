@@ -42,12 +42,14 @@ from fleetlearn_protocol.messages import (
     Report,
     Signed,
     Task,
+    TaskWeighing,
     Trust,
     Uploaded,
     Waiting,
     Welcome,
     decode_from_coordinator,
 )
+from fleetlearn_protocol.task_names import run_of
 from fleetlearn_protocol.versions import check_chosen
 
 from fleetlearn_device.session.abilities import PRIVACY, unsupported
@@ -78,7 +80,6 @@ from fleetlearn_device.session.privacy_demands import (
     PrivacyDemands,
     is_noised,
     refusal,
-    run_of,
     told_of_failure,
 )
 from fleetlearn_device.session.statement import NOTHING_STATED, Statement
@@ -504,6 +505,8 @@ class Session:
                 return self._receive(message)
             case Grant():
                 return self._upload(message)
+            case TaskWeighing():  # this device masks no update yet
+                return self._ignore(message, message.task)
             case Waiting():
                 return self._wait(message)
             case Accepted(task=task_id):

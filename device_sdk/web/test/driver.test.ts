@@ -229,6 +229,8 @@ async function leaveUpdate(): Promise<void> {
     personal: null,
     lost_tied: false,
     clipped: null,
+    sealed: null,
+    signature: null,
   };
   const bundle = "ab".repeat(32);
   const kept = { keptState: new Float32Array(0), tied: {}, personal: null };

@@ -160,6 +160,8 @@ describe.each(STORES)("a store %s", (_, open) => {
       personal: null,
       lost_tied: false,
       clipped: null,
+      sealed: null,
+      signature: null,
     };
     const finished = { report: whole, contents, bundle: "b", keptState: Float32Array.of(1, 2), personal: null };
 

@@ -28,6 +28,10 @@ class MaskTerms(NamedTuple):
     """Elements of an update as it is masked, the weight included."""
     minimum: int
     """The fewest different devices whose updates may be added up."""
+    training: str
+    """SHA-256 of what is trained, and how: ``task_terms.training_digest``."""
+    one_model: bool
+    """Whether all of these updates are of one round, and began from one model."""
 
 
 class MaskedUpdate(NamedTuple):
@@ -48,10 +52,11 @@ def length_prefixed(parts: Iterable[bytes]) -> bytes:
 
 
 def about_update(terms: MaskTerms, update: MaskedUpdate) -> bytes:
-    """Return what a device's seed is sealed about. Numbers are decimal digits, text is UTF-8."""
-    words = (terms.run, terms.bundle, str(terms.size), str(terms.minimum))
+    """Return what a device's seed is sealed about. Numbers are decimal digits, text is UTF-8,
+    ``one_model`` is 1 or 0."""
+    words = (terms.run, terms.bundle, str(terms.size), str(terms.minimum), terms.training)
     named = (update.device, update.task, str(update.round), update.model)
-    texts = [text.encode() for text in (*words, *named)]
+    texts = [text.encode() for text in (*words, str(int(terms.one_model)), *named)]
     return length_prefixed((_ABOUT, terms.helper, *texts))
 
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from fleetlearn_protocol.errors import Code, ProtocolError
-from fleetlearn_protocol.messages import Digest, Identifier
+from fleetlearn_protocol.messages import MOST_REPORTS, Digest, Identifier
 from fleetlearn_protocol.secure.about import (
     MaskedUpdate,
     MaskTerms,
@@ -21,13 +21,10 @@ from fleetlearn_protocol.secure.about import (
     digest_of_set,
     signed_seed,
 )
-from fleetlearn_protocol.secure.fixed_point import BITS, most_updates
 
 SUM_PATH = "/v1/sum"
 CARD_PATH = "/v1/helper"
 MEDIA_TYPE = "application/msgpack"
-MOST_REPORTS = most_updates(BITS[-1])
-"""Updates of one sum: more cannot be added modulo 2^32."""
 MOST_ELEMENTS = 2**28
 """Elements of a mask: its sum has 1 GiB."""
 REPORT_BYTES = 512
@@ -64,6 +61,8 @@ class RefusalName(str, Enum):
     """A seed that is in another sum, or twice in this one."""
     RUN_CHANGED = "run-changed"
     """The run's first sum was of another bundle, or of updates of another size."""
+    MODELS_DIFFER = "models-differ"
+    """The devices signed that all of them train one model in one round, and these did not."""
 
 
 TRY_AGAIN = frozenset({RefusalName.BUSY})
@@ -106,11 +105,23 @@ class MaskSumRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Elements of each mask."""
     minimum: Annotated[int, Meta(ge=2, le=MOST_REPORTS)]
     """The fewest devices, as each device signed it."""
+    training: Digest
+    """What is trained, as each device signed it: ``task_terms.training_digest``."""
+    one_model: bool
+    """Whether each device signed that all reports are of one round and one model."""
     reports: Annotated[tuple[SealedReport, ...], Meta(min_length=1, max_length=MOST_REPORTS)]
 
     def terms(self) -> MaskTerms:
         """Return what the reports have in common."""
-        return MaskTerms(self.helper, self.run, self.bundle, self.size, self.minimum)
+        return MaskTerms(
+            self.helper,
+            self.run,
+            self.bundle,
+            self.size,
+            self.minimum,
+            self.training,
+            self.one_model,
+        )
 
     def about(self) -> list[bytes]:
         """Return what each report's seed is sealed about, in the order of the reports."""

@@ -16,6 +16,7 @@ from fleetlearn_coordinator.secure.helper_book import HelperBounds
 from fleetlearn_coordinator.secure.helper_store import HelperStore, make_helper_store
 from fleetlearn_coordinator.storage.errors import StoreUnavailableError
 from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.messages import SecureTask, Task, VectorReference
 from fleetlearn_protocol.secure.about import MaskedUpdate, MaskTerms, about_update, signed_seed
 from fleetlearn_protocol.secure.fixed_point import bits_for, sum_of, to_words
 from fleetlearn_protocol.secure.helper_messages import (
@@ -26,7 +27,9 @@ from fleetlearn_protocol.secure.helper_messages import (
     write_message,
 )
 from fleetlearn_protocol.secure.masks import add_mask
+from fleetlearn_protocol.secure.task_terms import training_digest
 from helper_fleet import (
+    BUNDLE,
     MINIMUM,
     SIZE,
     SecureDevice,
@@ -111,6 +114,30 @@ def test_a_device_may_be_in_a_sum_twice_with_different_models(helper: Helper) ->
     terms = terms_of(helper.card.key)
     reports = [device.report(terms, 1) for device in DEVICES[:3]]
     answered(helper, request_of(terms, [*reports, DEVICES[0].report(terms, 2)]))
+
+
+def task_with(lr: float) -> Task:
+    """A device's task, with this learning rate."""
+    return Task(
+        task="run-2-1",
+        round=2,
+        bundle=BUNDLE,
+        vectors=(VectorReference("model", model(2), 16, "float32"),),
+        parts={"update": "masked"},
+        hyper={"lr": lr},
+        epochs=1,
+        batch_size=20,
+        seed=1,
+        deadline=60.0,
+        clip=1.0,
+        secure=SecureTask("helper", MINIMUM, 20, helper="00" * 32),
+    )
+
+
+def test_a_set_of_one_round_and_one_model_is_answered(helper: Helper) -> None:
+    terms = terms_of(helper.card.key, one_model=True)
+    request = ordinary(terms, DEVICES[:4])
+    assert answered(helper, request).words == exact_sum(seeds_of(request), SIZE).tobytes()
 
 
 class Cheat:
@@ -242,6 +269,28 @@ class Cheat:
         first = msgspec.structs.replace(new.reports[0], **fields)
         return msgspec.structs.replace(new, reports=(first, *new.reports[1:]))
 
+    # One device singled out by its task
+
+    def no_learning_rate_for_the_others(self) -> MaskSumRequest:
+        """The sum would be the one device's update: the others' tasks had lr = 0."""
+        others = self.terms._replace(training=training_digest(task_with(lr=0.0)))
+        reports = [device.report(others, 2) for device in DEVICES[1:6]]
+        terms = self.terms._replace(training=training_digest(task_with(lr=0.1)))
+        return request_of(terms, [DEVICES[0].report(terms, 2), *reports])
+
+    def another_model_for_one(self) -> MaskSumRequest:
+        terms = self.terms._replace(one_model=True)
+        reports = [device.report(terms, 2) for device in DEVICES[1:6]]
+        return request_of(terms, [DEVICES[0].report(terms, 2, start=model(9)), *reports])
+
+    def another_round_of_the_same_model_for_one(self) -> MaskSumRequest:
+        terms = self.terms._replace(one_model=True)
+        reports = [device.report(terms, 2) for device in DEVICES[1:6]]
+        return request_of(terms, [DEVICES[0].report(terms, 3, start=model(2)), *reports])
+
+    def another_model_for_one_and_said_otherwise(self) -> MaskSumRequest:
+        return msgspec.structs.replace(self.another_model_for_one(), one_model=False)
+
     # Keys
 
     def sealed_for_another_key(self) -> MaskSumRequest:
@@ -312,6 +361,12 @@ CHEATS: list[tuple[Ask, RefusalName, tuple[str, ...]]] = [
     (Cheat.another_task, RefusalName.BAD_SIGNATURE, ("d0",)),
     (Cheat.another_device_s_seed, RefusalName.BAD_SIGNATURE, ("d0",)),
     (Cheat.one_bit_of_a_seed, RefusalName.BAD_SIGNATURE, ("d0",)),
+    (Cheat.no_learning_rate_for_the_others, RefusalName.BAD_SIGNATURE,
+     ("d1", "d2", "d3", "d4", "d5")),
+    (Cheat.another_model_for_one, RefusalName.MODELS_DIFFER, ()),
+    (Cheat.another_round_of_the_same_model_for_one, RefusalName.MODELS_DIFFER, ()),
+    (Cheat.another_model_for_one_and_said_otherwise, RefusalName.BAD_SIGNATURE,
+     ("d0", "d1", "d2", "d3", "d4", "d5")),
     (Cheat.sealed_for_another_key, RefusalName.WRONG_HELPER, ()),
     (Cheat.sealed_for_another_key_and_said_otherwise, RefusalName.BAD_SIGNATURE,
      ("d0", "d1", "d2", "d3", "d4", "d5")),

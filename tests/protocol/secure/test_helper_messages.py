@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.messages import MOST_REPORTS
+from fleetlearn_protocol.secure.fixed_point import BITS, most_updates
 from fleetlearn_protocol.secure.helper_messages import (
     MOST_ELEMENTS,
-    MOST_REPORTS,
     REPORT_BYTES,
     TRY_AGAIN,
     WITHOUT_THEM,
@@ -20,7 +21,9 @@ from fleetlearn_protocol.secure.helper_messages import (
 )
 
 LONGEST = SealedReport("d" * 64, "t" * 64, 2**53 - 1, "a" * 64, bytes(80), bytes(64))
-REQUEST = MaskSumRequest(bytes(32), "r" * 64, "b" * 64, MOST_ELEMENTS, MOST_REPORTS, (LONGEST,))
+REQUEST = MaskSumRequest(
+    bytes(32), "r" * 64, "b" * 64, MOST_ELEMENTS, MOST_REPORTS, "a" * 64, True, (LONGEST,)
+)
 
 
 def test_what_is_written_is_read() -> None:
@@ -44,6 +47,8 @@ def test_the_longest_report_fits_its_bound() -> None:
         {"size": MOST_ELEMENTS + 1},
         {"minimum": 1},
         {"minimum": MOST_REPORTS + 1},
+        {"training": "A" * 64},
+        {"one_model": 1},
         {"reports": ()},
         {"reports": (LONGEST,) * (MOST_REPORTS + 1)},
         {"reports": (msgspec.structs.replace(LONGEST, device="a b"),)},
@@ -60,6 +65,10 @@ def test_a_field_outside_its_bounds_is_refused(change: dict[str, object]) -> Non
     with pytest.raises(ProtocolError) as refused:
         read_message(body, MaskSumRequest)
     assert refused.value.code is Code.BAD_MESSAGE
+
+
+def test_more_masked_updates_than_can_be_added_are_in_no_request() -> None:
+    assert most_updates(BITS[-1]) == MOST_REPORTS
 
 
 def test_another_message_is_refused() -> None:

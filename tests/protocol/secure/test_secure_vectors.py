@@ -8,6 +8,7 @@ import hmac
 import json
 import math
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +120,50 @@ def test_uploads() -> None:
 
 def test_about() -> None:
     for case in VECTORS["about"]:
-        named = ("run", "bundle", "size", "minimum", "device", "task", "round", "model")
-        texts = [str(case[name]).encode() for name in named]
+        named = ("device", "task", "round", "model")
+        terms = [case[name] for name in ("run", "bundle", "size", "minimum", "training")]
+        terms += ["1" if case["one_model"] else "0"]
+        texts = [str(text).encode() for text in (*terms, *(case[name] for name in named))]
         helper = bytes.fromhex(case["helper"])
         assert case["bytes"] == prefixed(b"fleetlearn.v1 masked update", helper, *texts).hex()
+
+
+def test_training() -> None:
+    """The digest, and what a seed is sealed about, of whole tasks."""
+    for case in VECTORS["training"]:
+        task, secure = case["task"], case["task"]["secure"]
+        named = [("epochs", str), ("batch_size", str), ("personal_epochs", str), ("clip", double)]
+        parts = [task["algorithm"].encode()]
+        parts += [written(task[name], how) for name, how in named]
+        named = [("bits", str), ("most_weight", str), ("least_factor", double), ("noise", double)]
+        parts += [written(secure[name], how) for name, how in named]
+        for table, how in ((task["hyper"], double), (task["parts"], str)):
+            parts.append(str(len(table)).encode())
+            for name in sorted(table):
+                parts += [name.encode(), written(table[name], how)]
+        whole = prefixed(b"fleetlearn.v1 training", *parts)
+        assert case["digest"] == hashlib.sha256(whole).hexdigest()
+        one_model = "1" if secure["least_factor"] is None else "0"
+        texts = [
+            *(task["task"].split("-")[0], task["bundle"], case["size"], secure["minimum"]),
+            *(case["digest"], one_model),
+            *(case["device"], task["task"], task["round"], task["vectors"][0]["sha256"]),
+        ]
+        about = prefixed(
+            b"fleetlearn.v1 masked update",
+            bytes.fromhex(secure["helper"]),
+            *(str(text).encode() for text in texts),
+        )
+        assert case["about"] == about.hex()
+
+
+def double(value: float) -> bytes:
+    return struct.pack(">d", value)
+
+
+def written(value: Any, how: Callable[[Any], str | bytes]) -> bytes:
+    found = b"" if value is None else how(value)
+    return found.encode() if isinstance(found, str) else found
 
 
 def test_sealed() -> None:

@@ -37,6 +37,7 @@ fun message(type: String, vararg fields: Pair<String, Any?>) = Message(type, map
 val identifier = pattern("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 val digest = pattern("[0-9a-f]{64}")
 private val bytes64 = pattern("[0-9a-f]{128}")
+private val bytes80 = pattern("[0-9a-f]{160}")
 val name = pattern("[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 private val forPeople = text(MAX_TEXT)
 private val label = text(100)
@@ -61,6 +62,12 @@ private val reference = fields(
 )
 private val privacyNote = fields(
     "spent" to number(0.0, 1e30), "delta" to number(0.0, 1.0), "epsilon" to optional(nullable(number(0.0, 1e30)), null),
+)
+private val secureTask = fields(
+    "mode" to oneOf("helper", "pairwise"), "minimum" to integer(2, 65537), "bits" to integer(8, 24),
+    "most_weight" to optional(nullable(integer(1)), null),
+    "least_factor" to optional(nullable(number(1e-30, 1.0)), null), "helper" to optional(nullable(digest), null),
+    "noise" to optional(nullable(positive), null),
 )
 private val part =
     fields("name" to identifier, "encoding" to identifier, "size" to vectorSize, "crc32" to integer(0, (1L shl 32) - 1))
@@ -90,7 +97,9 @@ private val FROM_DEVICE = mapOf(
         "metrics" to optional(numbers, emptyMap<String, Any>()), "seconds" to optional(seconds, 0.0),
         "evaluation" to optional(nullable(evaluation), null), "personal" to optional(nullable(evaluation), null),
         "lost_tied" to optional(flag, false), "clipped" to optional(nullable(flag), null),
+        "sealed" to optional(nullable(bytes80), null), "signature" to optional(nullable(bytes64), null),
     ),
+    "finished" to fields("task" to identifier),
     "uploaded" to fields("task" to identifier),
     "reply" to fields(
         "task" to identifier, "kind" to identifier, "content" to optional(open, emptyMap<String, Any>()),
@@ -122,7 +131,7 @@ private val FROM_COORDINATOR = mapOf(
         "algorithm" to optional(identifier, "plain"), "kept" to optional(nullable(identifier), null),
         "personal_epochs" to optional(nullable(integer(1, 1_000_000)), null),
         "clip" to optional(nullable(positive), null), "local_noise" to optional(nullable(positive), null),
-        "privacy" to optional(nullable(privacyNote), null),
+        "privacy" to optional(nullable(privacyNote), null), "secure" to optional(nullable(secureTask), null),
     ),
     "question" to fields(
         "task" to identifier, "kind" to identifier, "deadline" to seconds, "phase" to optional(integer(1, 1000), 1L),
@@ -134,6 +143,7 @@ private val FROM_COORDINATOR = mapOf(
     "come-back" to fields("after" to seconds, "reason" to oneOf("no-task", "busy", "stopping", "finished")),
     "content" to fields("transfer" to transfer, "sha256" to digest, "size" to offset, "offset" to offset),
     "grant" to fields("task" to identifier, "transfer" to transfer, "offset" to offset),
+    "weighing" to fields("task" to identifier, "factor" to number(0.0, 1.0)),
     "waiting" to fields("task" to optional(nullable(identifier), null), "sha256" to optional(nullable(digest), null)),
     "accepted" to fields("task" to identifier),
     "cancel" to fields("task" to identifier, "code" to code, "text" to optional(forPeople, "")),

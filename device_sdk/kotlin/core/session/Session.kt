@@ -285,6 +285,7 @@ class Session(private val about: About, held: Message?) {
             "content" -> receive(message)
             "grant" -> upload(message)
             "waiting" -> wait(message)
+            "weighing" -> ignored(message) // this SDK masks no update
             "accepted" -> accept(message)
             "cancel" ->
                 if (message.task != task) ignored(message)

@@ -39,12 +39,16 @@ const MAX_VECTORS = 8;
 /** Most public keys that a device trusts. */
 export const MAX_KEYS = 8;
 const MAX_SIGNED = 32 * 1024;
+/** Most masked updates in one sum. */
+const MOST_REPORTS = 2 ** 16 + 1;
 
 export const identifier = pattern(/^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/);
 export const digest = pattern(/^[0-9a-f]{64}$/);
 /** 32 or 64 bytes in hexadecimal: a public key or a challenge, a signature. */
 export const bytes32 = pattern(/^([0-9a-f]{2}){32}$/);
 const bytes64 = pattern(/^([0-9a-f]{2}){64}$/);
+/** 80 bytes in hexadecimal: a sealed seed. */
+const bytes80 = pattern(/^([0-9a-f]{2}){80}$/);
 export const name = pattern(/^[A-Za-z_][A-Za-z0-9_.-]{0,127}$/);
 const forPeople = text(MAX_TEXT);
 const label = text(100);
@@ -76,11 +80,21 @@ const privacyNote = object({
   delta: number(0, 1),
   epsilon: optional(nullable(number(0, 1e30)), null),
 });
+const secureTask = object({
+  mode: oneOf(["helper", "pairwise"]),
+  minimum: integer(2, MOST_REPORTS),
+  bits: integer(8, 24),
+  most_weight: optional(nullable(integer(1)), null),
+  least_factor: optional(nullable(number(1e-30, 1)), null),
+  helper: optional(nullable(bytes32), null),
+  noise: optional(nullable(positive), null),
+});
 const part = object({ name: identifier, encoding: identifier, size: vectorSize, crc32: integer(0, 2 ** 32 - 1) });
 export const evaluation = object({ examples, loss_sum: number(), metric_sums: optional(numbers, {}) });
 
 export type VectorReference = Checked<typeof vectorReference>;
 export type Part = Checked<typeof part>;
+export type SecureTask = Checked<typeof secureTask>;
 export type Evaluation = Checked<typeof evaluation>;
 
 const FAILURES = [
@@ -131,6 +145,7 @@ const FROM_DEVICE = {
     steps: optional(integer(), 0),
   }),
   fetch: object({ type: literal("fetch"), sha256: digest, offset: optional(offset, 0) }),
+  finished: object({ type: literal("finished"), task: identifier }),
   report: object({
     type: literal("report"),
     task: identifier,
@@ -147,6 +162,8 @@ const FROM_DEVICE = {
     personal: optional(nullable(evaluation), null),
     lost_tied: optional(flag, false),
     clipped: optional(nullable(flag), null),
+    sealed: optional(nullable(bytes80), null),
+    signature: optional(nullable(bytes64), null),
   }),
   uploaded: object({ type: literal("uploaded"), task: identifier }),
   reply: object({
@@ -195,6 +212,7 @@ const FROM_COORDINATOR = {
     clip: optional(nullable(positive), null),
     local_noise: optional(nullable(positive), null),
     privacy: optional(nullable(privacyNote), null),
+    secure: optional(nullable(secureTask), null),
   }),
   question: object({
     type: literal("question"),
@@ -214,6 +232,7 @@ const FROM_COORDINATOR = {
     reason: oneOf(["no-task", "busy", "stopping", "finished"]),
   }),
   content: object({ type: literal("content"), transfer, sha256: digest, size: offset, offset }),
+  weighing: object({ type: literal("weighing"), task: identifier, factor: number(0, 1) }),
   grant: object({ type: literal("grant"), task: identifier, transfer, offset }),
   waiting: object({
     type: literal("waiting"),

@@ -20,6 +20,10 @@ export interface MaskTerms {
   readonly size: number;
   /** The fewest different devices whose updates may be added up. */
   readonly minimum: number;
+  /** SHA-256 of what is trained, and how: `trainingDigest` (task_terms.ts). */
+  readonly training: string;
+  /** Whether all of these updates are of one round, and began from one model. */
+  readonly oneModel: boolean;
 }
 
 /** Which update of which device it is. */
@@ -42,9 +46,9 @@ export function lengthPrefixed(parts: readonly Uint8Array[]): Uint8Array<ArrayBu
   );
 }
 
-/** Return what a device's seed is sealed about. Numbers are decimal digits, text is UTF-8. */
+/** Return what a device's seed is sealed about. Numbers are decimal digits, text is UTF-8, `oneModel` is 1 or 0. */
 export function aboutUpdate(terms: MaskTerms, update: MaskedUpdate): Uint8Array<ArrayBuffer> {
-  const words = [terms.run, terms.bundle, terms.size, terms.minimum];
+  const words = [terms.run, terms.bundle, terms.size, terms.minimum, terms.training, Number(terms.oneModel)];
   const named = [update.device, update.task, update.round, update.model];
   const texts = [...words, ...named].map((word) => encoder.encode(String(word)));
   return lengthPrefixed([encoder.encode(ABOUT), fromHex(terms.helper), ...texts]);

@@ -406,6 +406,8 @@ export class Session {
         return this.#upload(message);
       case "waiting":
         return this.#wait(message);
+      case "weighing":
+        return ignored(message, message.task); // this device masks no update yet
       case "accepted": {
         this.#checkReported(message);
         if (message.task !== this.task) return ignored(message, message.task);

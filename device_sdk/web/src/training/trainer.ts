@@ -216,6 +216,8 @@ export class Trainer {
       personal: outcome.personalEvaluation ?? null,
       lost_tied: lostTied,
       clipped,
+      sealed: null,
+      signature: null,
     };
     return {
       report,

@@ -50,8 +50,8 @@ test.each(given.sums as Case[])("sums: $name", ({ bound, bits, reports, masked }
 });
 
 describe("what a seed is sealed about and how it is signed", () => {
-  test.each(given.about as Case[])("about: $name", ({ bytes, ...one }) => {
-    expect(toHex(aboutUpdate(one, one))).toBe(bytes);
+  test.each(given.about as Case[])("about: $name", ({ bytes, one_model, ...one }) => {
+    expect(toHex(aboutUpdate({ ...one, oneModel: one_model }, one))).toBe(bytes);
   });
   test.each(given.sealed as Case[])("sealed: $name", ({ content, one_use, public: recipient, about, sealed }) => {
     expect(toHex(seal(hex(content), hex(recipient), hex(about), hex(one_use)))).toBe(sealed);

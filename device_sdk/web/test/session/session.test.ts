@@ -31,6 +31,7 @@ const TASK: Task = {
   clip: null,
   local_noise: null,
   privacy: null,
+  secure: null,
 };
 const EVALUATE: Question = {
   type: "question",
@@ -58,6 +59,8 @@ const REPORT: Report = {
   personal: null,
   lost_tied: false,
   clipped: null,
+  sealed: null,
+  signature: null,
 };
 const WANTED: Wanted = { sha256: MODEL, name: "the model", place: `model/${MODEL}`, size: 8, limit: 8, have: 0 };
 
