@@ -188,7 +188,7 @@ def helped(folder: Path, sizes: Sizes) -> dict[str, float]:
         store.enrol([(name, key.public_key().public_bytes_raw()) for name, key in keys.items()], 0)
     bounds = HelperBounds(2, sizes.devices, sizes.elements + 1)
     helper = Helper(folder / "helper.sqlite", bounds, lambda: 0.0)
-    terms = MaskTerms(helper.card.key, "run", BUNDLE, sizes.elements + 1, 2)
+    terms = MaskTerms(helper.card.key, "run", BUNDLE, sizes.elements + 1, 2, "0" * 64, True)
     reports, exact = [], np.zeros(sizes.elements + 1, np.uint32)
     with closing(Coordinator(folder / "data", sizes.elements, sizes.numbers)) as coordinator:
         for name, update in zip(names, updates_of(sizes), strict=True):
