@@ -16,16 +16,17 @@ from fleetlearn_coordinator.aggregation.privacy import release as releases
 from fleetlearn_coordinator.aggregation.privacy.round_release import RoundRelease
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_protocol.messages import UPDATE
+from fleetlearn_protocol.secure.fixed_point import WeightedSum
 
 
 class DividedByWhoCame(OpenRound):
     """The mean is of the reports that came, and the noise in it that of a mean of ``goal``: with
     one report in ten, a device's part is ten times as large, and the noise is not."""
 
-    def _release(self) -> RoundRelease | None:
+    def _release(self, unmasked: WeightedSum | None) -> RoundRelease | None:
         assert self.rules.privacy is not None
         with _sum_times(self.rules.privacy.goal / len(self)):
-            return super()._release()
+            return super()._release(unmasked)
 
 
 class ClippedAfterAveraging(OpenRound):
@@ -34,14 +35,14 @@ class ClippedAfterAveraging(OpenRound):
     def add(self, reports: ReportColumns) -> None:
         super().add(replace(reports, weighed=()))  # so that no norm is looked at
 
-    def _release(self) -> RoundRelease | None:
+    def _release(self, unmasked: WeightedSum | None) -> RoundRelease | None:
         rules, state = self.rules.privacy, self.state.privacy
         assert rules is not None
         assert state is not None
         total = add_up(self.sums.states[UPDATE])
         norm = float(np.linalg.norm(total)) / (rules.goal * rules.largest_weight)
         with _sum_times(min(1.0, state.clip / max(norm, 1e-30))):
-            return super()._release()
+            return super()._release(unmasked)
 
 
 @contextmanager

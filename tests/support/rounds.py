@@ -28,6 +28,7 @@ def running_task(
         corrupt,
         factor,
         0,
+        ends,
     )
 
 

@@ -14,12 +14,12 @@ import numpy as np
 from fleetlearn_protocol.messages import Evaluation, Report
 from numpy.typing import NDArray
 
-from fleetlearn_coordinator.aggregation.updates import ArrayUpdate, Update
+from fleetlearn_coordinator.aggregation.updates import ArrayUpdate, MaskedArray, Update
 from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
 
-PartColumn: TypeAlias = NDArray[np.float32] | Sequence[Update]
-"""One part of n reports: an array of shape (n, elements), or n updates that are read where they
-are."""
+PartColumn: TypeAlias = NDArray[Any] | Sequence[Update]
+"""One part of n reports: an array of shape (n, elements), float32; of masked updates uint32, (n, P
++ 1). Or n updates that are read where they are."""
 
 
 @dataclass(slots=True, eq=False)  # nobody changes it; frozen, each would take longer to make
@@ -70,7 +70,12 @@ class ReportColumns:
     def update(self, part: str, row: int) -> Update:
         """Return one part of one report."""
         column = self.parts[part]
-        return ArrayUpdate(column[row]) if isinstance(column, np.ndarray) else column[row]
+        if not isinstance(column, np.ndarray):
+            return column[row]
+        elements = column[row]
+        if elements.dtype == np.uint32:
+            return MaskedArray(elements)
+        return ArrayUpdate(elements)
 
 
 def _first(column: Any, count: int) -> Any:

@@ -33,7 +33,8 @@ MAX_BYTES_WAITING = 2**28
 class WaitingPart(NamedTuple):
     """One part of n reports that is to be added."""
 
-    elements: NDArray[np.float32]
+    elements: NDArray[Any]
+    """As in ``ReportColumns.parts``."""
     weights: NDArray[np.int64]
     largest: NDArray[np.float64]
     factors: Sequence[float]

@@ -49,8 +49,8 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     if isinstance(privacy, dict) and isinstance(local, dict) and isinstance(round_, dict):
         prepare_private_rounds(privacy, local, round_)
     secure = raw.get("secure")
-    if secure is not None and isinstance(local, dict):
-        prepare_secure_rounds(local)
+    if secure is not None and isinstance(local, dict) and isinstance(round_, dict):
+        prepare_secure_rounds(local, round_)
     if isinstance(local, dict):
         raw["local"] = _filled_local(local, recipe)
     if isinstance(aggregation, dict):

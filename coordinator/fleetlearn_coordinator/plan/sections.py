@@ -94,8 +94,8 @@ class RoundSection(Section, frozen=True, kw_only=True):
     weighting: Literal["examples", "uniform", "inverse-participation"]
     """Whether an update weighs as much as its device has examples, or all weigh the same, or
     (asynchronous) the less, the more updates of its device count
-    (aggregation/participation_rates.py). Default: uniform with an aggregator other than the mean,
-    which bounds what one device can do; else the recipe's."""
+    (aggregation/participation_rates.py). Default: uniform with [privacy], with [secure], and with
+    an aggregator other than the mean, which bounds what one device can do; else the recipe's."""
     participation: Literal["synchronous", "asynchronous"]
     """Whether a round waits for the devices that it gave tasks to, or tasks are given at any time
     and go on when a round ends, so that updates may be stale. Default: the recipe's."""

@@ -36,9 +36,16 @@ class SecureSection(Section, frozen=True, kw_only=True):
     The coordinator cannot check it. Default: privacy.clip."""
 
 
-def prepare_secure_rounds(local: dict[str, Any]) -> None:
-    """Put in what a plan with [secure] has by default: devices measure nothing, as it would not
-    be looked at."""
+def prepare_secure_rounds(local: dict[str, Any], round_: dict[str, Any]) -> None:
+    """Put in what a plan with [secure] has by default: all updates weigh the same, and devices
+    measure nothing, as it would not be looked at."""
+    if round_.get("weighting") == "examples" and "max_weight" not in round_:
+        raise ValueError(
+            'round.weighting = "examples" with [secure] needs round.max_weight, the most examples '
+            "that count: a device writes its update times its share of them in whole numbers, and "
+            'if that is a thousandth, nearly nothing of it is left. Or round.weighting = "uniform"'
+        )
+    round_.setdefault("weighting", "uniform")
     local.setdefault("evaluate", False)
 
 

@@ -33,6 +33,8 @@ from fleetlearn_simulator.audit.canary_devices import (
     make_canaries,
     schedule,
 )
+from fleetlearn_simulator.fleet.fixed_point_updates import weighted_rows
+from fleetlearn_simulator.fleet.masked_reports import withheld_columns
 from fleetlearn_simulator.keyed_random import secret_bytes
 
 RoundOpener: TypeAlias = Callable[[RoundRules, ModelState], OpenRound]
@@ -130,14 +132,15 @@ def observe(
         assert state.privacy is not None
         clip = state.privacy.clip
         rows = np.flatnonzero(canaries.takes_part[:, number])
-        reports = _reports(rules, canaries, rows, settings.norm * clip)
+        reports = _reports(rules, canaries, rows, settings.norm * clip, settings.seed, number)
         round_ = open_round(rules, state)
         received = round_.receive(reports)
         if received.refusal is not None:
             raise received.refusal.error
         round_.accept(received.accepted)
         round_.add(received.accepted)
-        made = round_.commit(number + 1, round_.summary({}))
+        masks = None if rules.secure is None else np.zeros(nothing.size + 1, np.uint32)
+        made = round_.commit(number + 1, round_.summary({}), masks=masks)
         released[number] = made.state.model
         released[number] *= privacy.goal * privacy.largest_weight
         factors = [rules.staleness_factor(each) for each in reports.staleness] or [1.0]
@@ -149,19 +152,25 @@ def observe(
 
 
 def _reports(
-    rules: RoundRules, canaries: CanaryDevices, rows: np.ndarray, norm: float
+    rules: RoundRules,
+    canaries: CanaryDevices,
+    rows: np.ndarray,
+    norm: float,
+    seed: int,
+    number: int,
 ) -> ReportColumns:
     """Return the reports of these canaries, of the largest weight. Where late updates count, every
     third is one round late, and every third two. A round without canaries has one report of
-    zeros."""
+    zeros. With [secure] they clip, as nobody else can, and write their steps in fixed point."""
     assert rules.privacy is not None
-    steps = np.float32(norm) * canaries.directions[rows]
+    length = norm if rules.secure is None else min(norm, rules.secure.bound)
+    steps = np.float32(length) * canaries.directions[rows]
     steps[~canaries.included[rows]] = 0.0
     if not len(rows):
         steps = np.zeros((1, canaries.directions.shape[1]), np.float32)
     count = len(steps)
     ones = np.ones(count, np.int64)
-    return ReportColumns(
+    reports = ReportColumns(
         weights=ones * rules.privacy.largest_weight,
         examples=ones,
         steps=ones,
@@ -172,3 +181,10 @@ def _reports(
         parts={UPDATE: steps},
         staleness=[row % 3 for row in range(count)] if rules.outlive else (),
     )
+    if rules.secure is None:
+        return reports
+    factors = np.array([rules.staleness_factor(each) for each in reports.staleness] or [1.0])
+    factors = np.broadcast_to(factors, count)
+    devices, turn = np.arange(count), np.full(count, number)
+    words = weighted_rows(steps, np.ones(count), factors, rules.secure, seed, devices, turn)
+    return withheld_columns(reports, words)

@@ -27,12 +27,13 @@ def snapshot(tasks: DeviceTasks) -> tuple[Tensors, dict[str, Any]]:
     running, kept = RunningTasks.from_rows(rows), tasks.coordinator.kept
     tensors, training = tasks.coordinator.training.snapshot(running)
     state = {
-        "running": running._replace(ends=[])._asdict(),
+        "running": running._replace(ends=[], trained=[])._asdict(),
         "training": training,
         "downloads": None if tasks.downloads is None else tasks.downloads.snapshot(),
         "uploads": None if tasks.uploads is None else tasks.uploads.snapshot(),
     }
     tensors["ends"] = np.array(running.ends, np.float64)  # infinite ones are no JSON
+    tensors["trained"] = np.array(running.trained, np.float64)
     if kept is not None:
         tensors["finished_at"] = np.array(
             [kept.finished_at.get(task, inf) for task in running.task], np.float64
@@ -42,7 +43,10 @@ def snapshot(tasks: DeviceTasks) -> tuple[Tensors, dict[str, Any]]:
 
 def restore(tasks: DeviceTasks, tensors: Tensors, state: dict[str, Any]) -> None:
     """Let devices that have no tasks go on with those of a checkpoint."""
-    running = RunningTasks(**{**state["running"], "ends": tensors["ends"].tolist()})
+    ends = tensors["ends"].tolist()
+    # An earlier version did not write when training is finished, which only [secure] asks.
+    trained = tensors["trained"].tolist() if "trained" in tensors else ends
+    running = RunningTasks(**{**state["running"], "ends": ends, "trained": trained})
     uploads = state["uploads"] or {"waiting": ()}
     waiting = {task for task, _ in uploads["waiting"]}
     expected = running.select([row for row, task in enumerate(running.task) if task not in waiting])

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet import selection
 from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices, rows_of
+from fleetlearn_simulator.fleet.masked_reports import MaskedReports
 from fleetlearn_simulator.fleet.round_costs import RoundCosts
 from fleetlearn_simulator.fleet.round_training import RoundTraining
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
@@ -65,6 +66,12 @@ class SimulatedCoordinator:
         """Whether its process is dead."""
         self.rules = replace(rules, metrics=("loss", *self.metrics))  # the order of rounds.jsonl
         self.weights = self.plan.update_weights()
+        self.masked = (
+            None
+            if rules.secure is None
+            else MaskedReports(rules.secure, self.plan.largest_weight, scenario.seed)
+        )
+        """What hides each update. None: the coordinator sees them."""
         model = bundle.parameters()[: bundle.manifest.size].copy()
         privacy = None
         if rules.privacy is not None:
@@ -137,9 +144,12 @@ class SimulatedCoordinator:
         staleness = (
             [self.engine.report_terms(name).staleness for name in names] if self.outlive else []
         )
-        reports = reports_of(found, self._beside, weights, staleness, measured)
         trained = int(found.diverged.argmax()) if found.diverged.any() else len(found)
-        accepted, refusal = self.round.receive(reports.first(trained))
+        reports = reports_of(found, self._beside, weights, staleness, measured).first(trained)
+        if self.masked is not None:
+            factors = self._factors_told(tasks, rows, reports)
+            reports = self.masked.of(reports, tasks, rows, factors)
+        accepted, refusal = self.round.receive(reports)
         if refusal is not None:
             return accepted, f"{REJECTED}{refusal.error.code.value}"
         return accepted, None if trained == len(found) else f"{FAILED}diverged"
@@ -156,6 +166,26 @@ class SimulatedCoordinator:
         self.devices += tasks.device[rows]
         if self.outlive:
             self.given_in += tasks.round[rows]
+
+    def _factors_told(
+        self, tasks: RunningTasks, rows: slice, reports: ReportColumns
+    ) -> list[float]:
+        """Return the factors by which these devices multiply their masked updates: of the staleness
+        that each had when it had trained, and asked for its factor. Empty: no update is stale."""
+        told = zip(reports.staleness, tasks.trained[rows], strict=False)
+        return [
+            min(1.0, self.rules.staleness_factor(staleness - self._committed_since(trained)))
+            for staleness, trained in told
+        ]
+
+    def _committed_since(self, time: float) -> int:
+        """Return how many models were made after this time."""
+        found = 0
+        for row in reversed(self.history):
+            if row["time"] <= time:
+                break
+            found += row["how"] == "committed"
+        return found
 
     def _measure_before(
         self, tasks: RunningTasks, rows: slice, found: TrainedDevices
@@ -204,6 +234,8 @@ class SimulatedCoordinator:
         )
         earlier = self.sent(self.earlier)
         clip = None if self.state.privacy is None else self.state.privacy.clip
+        if self.rules.secure is not None:
+            clip = self.rules.secure.bound
         if self.outlive:
             self.training.add_round(
                 number, inputs, earlier, lambda: running().union(self.given_in), clip
@@ -234,7 +266,8 @@ class SimulatedCoordinator:
         if self.rules.mixing_rate is not None:
             (given_in,) = self.given_in
             base = self.training.given[given_in].inputs.model
-        made = self.round.commit(number, self.round.summary(dropped), base)
+        masks = None if self.masked is None else self.masked.masks(self.model.size)
+        made = self.round.commit(number, self.round.summary(dropped), base, masks)
         self.earlier, self.state, self.abandoned_in_a_row = self.model, made.state, 0
         summary = made.summary | selection.committed(self.engine, self.devices)
         if self.account is not None and made.state.privacy is not None:

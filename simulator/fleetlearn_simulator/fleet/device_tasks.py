@@ -146,11 +146,12 @@ class DeviceTasks:
             corrupt=[CORRUPTIONS[code] for code in fates.corrupt.tolist()],
             factor=fates.factor.tolist(),
             tier=fates.tier.tolist(),
+            trained=(now + fates.download + fates.train).tolist(),
         )
         self.events.serial += size
         if coordinator.kept is not None:
             finishes = np.array([cause not in ENDS_TRAINING for cause in tasks.cause])
-            times = np.where(finishes, now + fates.download + fates.train, np.inf)
+            times = np.where(finishes, tasks.trained, np.inf)
             coordinator.kept.expect(ids, times.tolist())
         tasks = tasks.select(sorted(range(size), key=tasks.ends.__getitem__))
         self.running.update(zip(tasks.device, zip(repeat(tasks), count()), strict=False))

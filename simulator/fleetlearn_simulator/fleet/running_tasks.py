@@ -31,6 +31,8 @@ class RunningTask(NamedTuple):
     factor: float
     """The factor of the corruption."""
     tier: int
+    trained: float
+    """When its training is finished, if nothing ends it before."""
 
 
 class RunningTasks(NamedTuple):
@@ -49,6 +51,7 @@ class RunningTasks(NamedTuple):
     corrupt: list[str]
     factor: list[float]
     tier: list[int]
+    trained: list[float]
 
     @classmethod
     def from_rows(cls, rows: Iterable[RunningTask]) -> RunningTasks:

@@ -42,6 +42,12 @@ def poisson_contradictions(scenario: Scenario) -> Iterator[str]:
             f"{asks} draws each device in each round: it takes plan.privacy.separation = 1 "
             "and plan.privacy.participations of at least plan.stop.rounds, the defaults"
         )
+    if plan.secure is not None:
+        yield (
+            f"{asks} with [secure]: how many are drawn is chance, and nobody adds fewer than "
+            f"secure.minimum = {plan.secure.minimum} masks up. A round of fewer would have no "
+            "release, which tells who was drawn. Leave sampling or [secure] out"
+        )
     lasting = {
         'round.participation = "asynchronous"': round_.asynchronous,
         'round.late = "carry"': round_.late == "carry",

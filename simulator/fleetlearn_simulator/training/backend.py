@@ -131,7 +131,8 @@ class LocalSettings(NamedTuple):
 
 def local_settings(plan: Plan, bundle: Bundle) -> LocalSettings:
     """Raises PlanError if the plan and the bundle do not fit together."""
-    plan.check_against(bundle.manifest)
+    plan.check_bundle(bundle.manifest)
+    plan.check_privacy()
     local = plan.local
     return LocalSettings(
         plan.hyper(bundle.manifest),

@@ -15,6 +15,7 @@ from plans import PRIVATE, SECURE, SMALL, manifest
 SGD = manifest(proximal=False, hyper=(), metrics=("accuracy",))
 STOPS = '[stop]\nmetric = "accuracy"\ntarget = 0.9\n'
 UNCLIPPED = SECURE.replace("clip = 0.5\n", "")
+EQUAL, BY_EXAMPLES = 'weighting = "uniform"\n', 'weighting = "examples"\n'
 BROKEN = {
     **{
         name: (f'{SMALL}[aggregation]\naggregator = "{name}"\n{SECURE}', "compares each update")
@@ -124,11 +125,21 @@ def test_masked_is_no_encoding_that_a_plan_names() -> None:
         parse(f'{SMALL}[encoding]\nup = "masked"\n')
 
 
-@pytest.mark.parametrize(("weighting", "equal"), [("uniform", True), ("examples", False)])
+@pytest.mark.parametrize(
+    ("weighting", "equal"), [("", True), (EQUAL, True), (f"{BY_EXAMPLES}max_weight = 60\n", False)]
+)
 def test_the_rounds_follow_the_plan(weighting: str, equal: bool) -> None:
-    rules = parse(f'{SMALL}weighting = "{weighting}"\n{SECURE}').round_rules(SGD)
+    rules = parse(f"{SMALL}{weighting}{SECURE}").round_rules(SGD)
     assert rules.secure == FixedPoint(0.5, 20, equal)
     assert rules.aggregators["update"].name == "modular sum"
+
+
+def test_weights_by_examples_need_a_bound_that_they_are_shares_of() -> None:
+    """A device with 10 examples of at most 1,000,000 has a share of 1e-5, and of its update's 20
+    bits 3 are left."""
+    with pytest.raises(PlanError, match=r"with \[secure\] needs round.max_weight"):
+        parse(f"{SMALL}{BY_EXAMPLES}{SECURE}")
+    parse(f"{SMALL}{BY_EXAMPLES}")
 
 
 def test_with_privacy_the_noise_is_for_the_norm_that_devices_clip_to() -> None:

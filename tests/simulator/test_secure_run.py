@@ -1,0 +1,135 @@
+"""Scenarios whose plans have [secure]: the models are those of clipped updates, up to rounding, and
+nothing of a single device is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator.aggregation.staleness import StalenessConstants, polynomial
+from fleetlearn_protocol import open_bundle
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.fleet.masked_reports import MaskedReports
+from virtual import Driven, drive, make_scenario, simulate_in_parts
+
+CLIP = 0.5
+SECURE: dict[str, Any] = {
+    "mode": "helper",
+    "helper": "https://helper.example:8770",
+    "key": "a" * 64,
+    "certificate": "b" * 64,
+    "clip": CLIP,
+}
+UNHIDDEN: dict[str, Any] = {"plan__aggregation": {"max_norm": CLIP}}
+"""The coordinator clips, in the place of the devices."""
+HIDDEN: dict[str, Any] = {"plan__secure": SECURE}
+USUAL = {"goal": 8, "minimum": 2, "over_selection": 1.0, "deadline": 1000.0}
+SLOW_UPLOAD = {"latency": 0.0, "download": 1e12, "upload": 1.0}
+"""Bytes a second: an update of 5 words takes 20 seconds."""
+WAYS: dict[str, dict[str, Any]] = {
+    "uniform": {"plan__round": USUAL | {"weighting": "uniform"}},
+    "by examples": {
+        "plan__round": USUAL | {"weighting": "examples", "max_weight": 50},
+        "failures": {"stragglers": 0.4},
+    },
+    "carried": {
+        "plan__round": USUAL
+        | {"goal": 4, "over_selection": 2.0, "late": "carry", "weighting": "uniform"},
+        "plan__staleness": {"function": "polynomial", "max": 4},
+    },
+    "buffered": {
+        "plan__recipe": "fedbuff",
+        "plan__round": {"goal": 3, "concurrency": 8, "deadline": 1000.0},
+    },
+    "fedavgm, half": {
+        "plan__round": USUAL | {"weighting": "uniform"},
+        "plan__server": {"optimizer": "momentum"},
+        "plan__encoding": {"down": "float16"},
+    },
+}
+
+
+def run(folder: Path, bundle: Path, **more: Any) -> Driven:
+    return drive(make_scenario(folder, bundle, 8, **({"plan__stop": {"rounds": 5}} | more)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_models_are_those_of_clipped_updates(
+    tmp_path: Path, private_line: Path, way: str
+) -> None:
+    """Uploads take no time, so that staleness is the same where it is told before them."""
+    hidden = run(tmp_path, private_line, **HIDDEN, **WAYS[way])
+    shown = run(tmp_path, private_line, **UNHIDDEN, **WAYS[way])
+    moved = np.abs(shown.model - open_bundle(private_line).parameters()).max()
+    assert moved > 0.05
+    # one rounding is at most a step of 2 C / 2^20, times a weight of 1 and the server's momentum
+    np.testing.assert_allclose(hidden.model, shown.model, atol=1e-4)
+    assert [row.get("staleness") for row in hidden.rounds] == [
+        row.get("staleness") for row in shown.rounds
+    ]
+    if way in ("carried", "buffered"):
+        assert max(row["staleness"]["max"] for row in hidden.rounds) > 1
+
+
+def test_nothing_of_single_devices_is_shown(tmp_path: Path, private_line: Path) -> None:
+    hidden = run(tmp_path, private_line, **HIDDEN, **WAYS["by examples"])
+    shown = run(tmp_path, private_line, **UNHIDDEN, **WAYS["by examples"])
+    assert any(row["metrics"] for row in shown.rounds)
+    assert any(row["partial"] for row in shown.rounds)
+    for row in hidden.rounds:
+        assert (row["train"], row["metrics"], row["evaluation"]) == ({}, {}, {})
+        assert row["partial"] == 0, "a device does not say that it did not do all steps"
+
+
+@pytest.mark.parametrize("way", ["by examples", "carried", "buffered"])
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
+    tmp_path: Path, private_line: Path, way: str
+) -> None:
+    slow = {"tiers": {"device": SLOW_UPLOAD}, "plan__stop": {"rounds": 4}}
+    given = make_scenario(tmp_path, private_line, 8, **HIDDEN, **WAYS[way], **slow)
+    whole = drive(given)
+    parts = simulate_in_parts(given, tmp_path / "parts")
+    assert parts.model.tobytes() == whole.model.tobytes()
+
+
+def test_a_device_is_told_its_factor_when_it_has_trained(
+    tmp_path: Path, private_line: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each upload takes 20 seconds, in which models are made: they do not count."""
+    told: list[float] = []
+    of = MaskedReports.of
+
+    def noted(self: MaskedReports, reports: Any, tasks: Any, rows: slice, factors: Any) -> Any:
+        told.extend(factors)
+        return of(self, reports, tasks, rows, factors)
+
+    monkeypatch.setattr(MaskedReports, "of", noted)
+    buffered = WAYS["buffered"] | {"tiers": {"device": SLOW_UPLOAD}, "plan__stop": {"rounds": 9}}
+    found = run(tmp_path, private_line, **HIDDEN, **buffered)
+    assigned, expected, late = dict[str, float](), [], 0
+    made = found.when("committed")
+    for row in found.events:
+        if row["event"] == "assigned":
+            assigned[row["task"]] = row["time"]
+        if row["event"] == "accepted":
+            began, trained = assigned[row["task"]], row["time"] - 20.0
+            tau = sum(began < time <= trained for time in made)
+            late += sum(trained < time < row["time"] for time in made)
+            expected.append(polynomial(tau, StalenessConstants(0.5, 0.0)))
+    assert late > 3, "models were made during uploads"
+    assert told == pytest.approx(expected)
+
+
+def test_poisson_sampling_is_refused_by_name(tmp_path: Path, private_line: Path) -> None:
+    """Whoever is drawn takes part, so that a sum may have few devices, or too many for it."""
+    privacy = {"noise": 2.0, "delta": 1e-6, "population": 200, "clip": CLIP, "sampling": "poisson"}
+    given = {
+        "plan__recipe": "dp-fedavg",
+        "plan__privacy": privacy,
+        "plan__round": {"goal": 60, "minimum": 2, "over_selection": 1.0, "deadline": 1e5},
+    }
+    make_scenario(tmp_path, private_line, 200, **given)
+    with pytest.raises(SimulatorError, match=r"with \[secure\].*how many are drawn"):
+        make_scenario(tmp_path, private_line, 200, **given, **HIDDEN)
