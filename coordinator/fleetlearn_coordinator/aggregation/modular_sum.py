@@ -3,7 +3,8 @@
 An update is P + 1 words, the last one its weight (``secure/fixed_point.py`` of the protocol), with
 a mask on each. They are added modulo 2^32, which is the same in every order. When the round is
 closed, ``unmask`` takes the sum of their masks off, and only then there are numbers. [secure] of a
-plan asks for this aggregator; no plan names it by itself.
+plan asks for this aggregator; no plan names it by itself. Where devices add noise before they mask,
+the words are others (``secure/distributed_noise.py``), and are added in the same way.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from fleetlearn_protocol.secure.distributed_noise import has_room, noisy_sum
 from fleetlearn_protocol.secure.fixed_point import (
     WeightedSum,
     Words,
@@ -38,6 +40,23 @@ class FixedPoint(NamedTuple):
     """Of an element."""
     equal: bool
     """Whether all updates weigh the same."""
+    noise: float = 0.0
+    """Standard deviation of the noise that each device adds to its words; 0: none does."""
+
+    @property
+    def most_updates(self) -> int:
+        """How many updates can be added modulo 2^32."""
+        most = most_updates(self.bits)
+        if not self.noise:
+            return most
+        few = 0  # what has room is a beginning of 1 ... most
+        while few < most:
+            middle = (few + most + 1) // 2
+            if has_room(middle, self.bits, self.noise):
+                few = middle
+            else:
+                most = middle - 1
+        return few
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +81,8 @@ def unmask(state: MaskedSum, masks: Words, numbers: FixedPoint) -> WeightedSum:
             f"{state.words.shape} and type uint32"
         )
     words = state.words - masks  # modulo 2^32
+    if numbers.noise:
+        return noisy_sum(words, state.updates, numbers.bound, numbers.bits, numbers.noise)
     return weighted_sum(words, state.updates, numbers.bound, numbers.bits, equal=numbers.equal)
 
 
@@ -136,11 +157,11 @@ def _add_many(
 
 
 def _check_room(numbers: FixedPoint, state: MaskedSum, more: int) -> None:
-    most = most_updates(numbers.bits)
-    if state.updates + more > most:
+    if state.updates + more > numbers.most_updates:
+        noisy = f" with noise of {numbers.noise:g} words" if numbers.noise else ""
         raise ValueError(
-            f"{state.updates + more} updates of {numbers.bits} bits were given; {most} can be "
-            "added modulo 2^32"
+            f"{state.updates + more} updates of {numbers.bits} bits{noisy} were given; "
+            f"{numbers.most_updates} can be added modulo 2^32"
         )
 
 
@@ -165,8 +186,8 @@ def _from_tensors(numbers: FixedPoint, tensors: Tensors) -> MaskedSum:
     written = tensors["numbers"].tolist()
     if written != [*map(float, numbers)]:
         raise ValueError(
-            "the saved masked sum is of updates with the bound, the bits and the equal weights "
-            f"{written}; the plan says {[*map(float, numbers)]} now"
+            "the saved masked sum is of updates with the bound, the bits, the equal weights and "
+            f"the noise {written}; the plan says {[*map(float, numbers)]} now"
         )
     words, count = tensors["words"], tensors["updates"]
     if words.dtype != np.uint32 or words.ndim != 1 or words.size < 2:
@@ -174,9 +195,9 @@ def _from_tensors(numbers: FixedPoint, tensors: Tensors) -> MaskedSum:
     if count.shape != (1,) or count.dtype != np.int64:
         raise ValueError("the saved masked sum does not say how many updates it has")
     updates = int(count[0])
-    if not 0 <= updates <= most_updates(numbers.bits):
+    if not 0 <= updates <= numbers.most_updates:
         raise ValueError(
-            f"the saved masked sum says {updates} updates; at most {most_updates(numbers.bits)} of "
+            f"the saved masked sum says {updates} updates; at most {numbers.most_updates} of "
             f"{numbers.bits} bits can be added: it is damaged"
         )
     return MaskedSum(words.astype(np.uint32), updates)

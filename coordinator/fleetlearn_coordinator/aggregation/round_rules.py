@@ -87,6 +87,12 @@ def _ways_around(rules: RoundRules, privacy: PrivacyRules) -> Iterator[str]:
         yield "a share of devices that moves the model"
     if rules.adaptive_mu:
         yield "a mu that follows the loss"
+    on_devices = privacy.mechanism == "distributed"
+    if on_devices != (rules.secure is not None and rules.secure.noise > 0):
+        yield (
+            f'the mechanism "{privacy.mechanism}" and masked updates '
+            f"{'without' if on_devices else 'with'} the devices' own noise"
+        )
     if rules.secure is not None:
         if rules.secure.bound != privacy.clip:
             yield (

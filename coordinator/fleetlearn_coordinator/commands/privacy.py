@@ -19,8 +19,9 @@ from fleetlearn_coordinator.commands.show import tell
 if TYPE_CHECKING:  # late: numpy and more
     from rich.table import Table
 
+    from fleetlearn_coordinator.plan.noise_row import NoiseRow
     from fleetlearn_coordinator.plan.plan import Plan
-    from fleetlearn_coordinator.plan.privacy_statement import NoiseRow, PrivacyStatement
+    from fleetlearn_coordinator.plan.privacy_statement import PrivacyStatement
 
 app = typer.Typer()
 
@@ -110,6 +111,9 @@ def show_statement(found: PrivacyStatement) -> None:
 def _noise_table(noise: NoiseRow, mechanism: str) -> Table:
     table = plain_table("standard deviation of each element's noise", "", wraps="standard")
     where = "on one update" if mechanism == "local" else "on the sum of a round's updates"
+    if noise.of_device is not None:
+        table.add_row("that each device adds to its update", f"{noise.of_device:.4g}")
+        where = "on the sum of the fewest updates (secure.minimum)"
     if mechanism == "dp-ftrl":
         where += ", fresh"
     table.add_row(where, f"{noise.on_sum:.4g}")

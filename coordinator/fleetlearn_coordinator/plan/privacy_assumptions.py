@@ -64,6 +64,8 @@ def assumed(plan: PlanKeys, rules: PrivacyRules) -> Iterator[str]:
     )
     if rules.mechanism == "local":
         yield "The coordinator is not trusted: it sees each update with its noise alone."
+    elif rules.mechanism == "distributed":
+        yield from _distributed(plan)
     elif plan.secure is not None:
         yield (
             "The coordinator and the helper are trusted not to work together: the coordinator sees "
@@ -87,8 +89,45 @@ def assumed(plan: PlanKeys, rules: PrivacyRules) -> Iterator[str]:
     yield (
         "Each update has its noise, whoever else takes part or drops out."
         if rules.mechanism == "local"
+        else "Noise is never less where devices drop out: each device adds as much as the fewest "
+        "need, so that there is more where more stay; epsilon is told for the fewest."
+        if rules.mechanism == "distributed"
         else "Noise is never less where devices drop out: it is for the goal that the plan states, "
         "and the sum is divided by it, however many came."
+    )
+
+
+def _distributed(plan: PlanKeys) -> Iterator[str]:
+    """Yield what is assumed where devices add the noise under their masks."""
+    secure, privacy = plan.secure, plan.privacy
+    assert secure is not None
+    assert privacy is not None
+    with_it = " and the helper are trusted not to work together: the coordinator" * (
+        secure.mode == "helper"
+    )
+    yield (
+        f"The coordinator{with_it} sees neither an update nor a sum without noise. Each device "
+        f"adds so much that {secure.minimum} of them (secure.minimum), the fewest whose updates "
+        "are added up, have a release's noise together. The secret of its noise stays on no disk."
+    )
+    if privacy.colluding:
+        told = (
+            f"At most {privacy.colluding:.4g} of the devices in any sum (privacy.colluding) tell "
+            "their noise to somebody, or add none; the others' noise is enough."
+        )
+    else:
+        told = (
+            "No device tells its noise to anybody, or adds none: the noise would be less by that "
+            f"device's part, one in {secure.minimum} (privacy.colluding allows for it). Whoever "
+            "has a device in a sum knows that device's part."
+        )
+    yield told
+    yield (
+        "The coordinator tells devices how much noise to add. Devices sign it, and the helper adds "
+        "up only updates whose devices were told the same."
+        if secure.mode == "helper"
+        else "The coordinator tells devices how much noise to add, and is trusted to tell all of "
+        "them the same."
     )
 
 

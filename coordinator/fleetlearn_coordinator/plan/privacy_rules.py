@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from fleetlearn_protocol.manifest import Manifest
 
+from fleetlearn_coordinator.plan.distributed_noise import DISTRIBUTED_RULES
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.plan_rule import broken, leaves_updates_out, private_rule
 from fleetlearn_coordinator.plan.privacy_metric_rules import MEASURED, METRIC_RULES
@@ -154,7 +155,7 @@ BUFFERS = (
 
 def privacy_contradictions(plan: PlanKeys) -> Iterable[str]:
     """Yield what has no proof, each with its reason and with what to do."""
-    for rules in (UPDATE_RULES, METRIC_RULES, RELEASE_RULES):
+    for rules in (UPDATE_RULES, METRIC_RULES, RELEASE_RULES, DISTRIBUTED_RULES):
         yield from broken(rules, plan)
 
 

@@ -35,8 +35,12 @@ class PrivacySection(Section, frozen=True, kw_only=True):
     with which stop.rounds releases are within epsilon."""
     mechanism: Mechanism
     """gaussian: independent noise in each release; dp-ftrl: correlated noise, a part of which later
-    releases cancel; local: noise on the device, for whoever trusts no coordinator. Default: the
-    recipe's, else gaussian."""
+    releases cancel; local: noise on the device, for whoever trusts no coordinator; distributed:
+    devices add it under the masks of [secure], so that nobody sees a sum without noise. Default:
+    the recipe's, else gaussian."""
+    colluding: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """With mechanism = "distributed": the share of the devices in any sum that may tell their noise
+    to whoever would take it off. The others' noise is made enough without them."""
     clip: Annotated[float, Meta(gt=0, le=1e30)]
     """C: a longer update is multiplied by clip / its norm (L2 norm of the whole update)."""
     clip_quantile: Annotated[float, Meta(gt=0, lt=1)] | None = None

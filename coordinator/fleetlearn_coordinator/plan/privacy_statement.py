@@ -12,8 +12,8 @@ from statistics import NormalDist
 import msgspec
 from fleetlearn_protocol.epsilon_text import spent_text
 
-from fleetlearn_coordinator.aggregation.privacy.correlated import strategy_of
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
+from fleetlearn_coordinator.plan.noise_row import NoiseRow, noise_row
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.privacy_assumptions import NOT_PROTECTED, assumed
 from fleetlearn_coordinator.plan.privacy_terms import (
@@ -35,28 +35,6 @@ class EpsilonRow(msgspec.Struct, frozen=True):
     device sent its own updates or zeros, where both are as likely before: 0.5 is a coin."""
     allowed: bool
     """Whether it is within the budget."""
-
-
-class NoiseRow(msgspec.Struct, frozen=True):
-    """The noise, as a multiplier and in the model's own units."""
-
-    multiplier: float
-    """z: of all that one round releases."""
-    update_multiplier: float
-    """Of the mean of updates alone; larger where the round releases more than that."""
-    on_sum: float
-    """Standard deviation of each element's noise on the sum of a round's updates (local: on one
-    update)."""
-    on_mean: float
-    """The same on the mean, which moves the model: of the noisiest release."""
-    added_up: float | None
-    """The same on the sum of all planned releases' means. None: there are too many to say."""
-    mean_length: float | None
-    """L2 norm of the whole noise on the mean, about. None: the bundle cannot be read."""
-    clip: float
-    """C: the largest L2 norm of an update, and of the mean without noise."""
-    elements: int | None
-    """Of the model, as far as it travels."""
 
 
 class WhatIf(msgspec.Struct, frozen=True):
@@ -152,47 +130,6 @@ def best_guess(plan: Plan, releases: int, noise: float) -> float:
     return NormalDist().cdf(run_sensitivity(privacy, releases, plan.stop.rounds) / noise / 2)
 
 
-def noise_row(plan: Plan, rules: PrivacyRules, elements: int | None) -> NoiseRow:
-    """Return the noise of one release in the model's units."""
-    of_one = rules.split.update * rules.clip
-    local = rules.mechanism == "local"
-    # Noise of each of the goal's devices adds up to its root, and is divided by the goal.
-    fresh = of_one / (math.sqrt(rules.goal) if local else rules.goal)
-    single, total = 1.0, math.sqrt(rules.planned)
-    if rules.mechanism == "dp-ftrl":
-        single, total = _correlated_growth(rules)
-    on_mean = fresh * single
-    return NoiseRow(
-        multiplier=rules.noise,
-        update_multiplier=rules.noise if local else rules.split.update,
-        on_sum=of_one if local else of_one * rules.largest_weight,
-        on_mean=on_mean,
-        added_up=fresh * total if rules.planned <= MOST_ADDED_UP else None,
-        mean_length=None if elements is None else on_mean * math.sqrt(elements),
-        clip=rules.clip,
-        elements=elements,
-    )
-
-
-def _correlated_growth(rules: PrivacyRules) -> tuple[float, float]:
-    """Return the standard deviation of the last release's correlated noise, and of the sum of all
-    releases' noise, where that of fresh noise is 1.
-
-    Both follow from what one fresh number adds to its own release and to each later one."""
-    strategy = strategy_of(rules)
-    pairs = [*zip(strategy.theta, strategy.omega, strict=True)]
-    held = [0.0] * len(pairs)
-    single, total, so_far = 0.0, 0.0, 0.0
-    for release in range(min(rules.planned, MOST_ADDED_UP)):
-        taken = sum(omega * own for (_, omega), own in zip(pairs, held, strict=True))
-        added = (1.0 if release == 0 else 0.0) - taken
-        held = [theta * own + added for (theta, _), own in zip(pairs, held, strict=True)]
-        so_far += added
-        single += added**2
-        total += so_far**2
-    return math.sqrt(single), math.sqrt(total)
-
-
 def _shown(planned: int, allowed: int) -> list[int]:
     """Return after which releases epsilon is shown: 1, 10, 100 and so on, the last that the budget
     allows, and the last that is planned."""
@@ -210,13 +147,16 @@ def _what_if(plan: Plan, rules: PrivacyRules) -> Iterator[WhatIf]:
     )
     grown = math.sqrt(10) if rules.mechanism == "local" else 10.0
     yield WhatIf("this plan", epsilon_after(plan, planned, rules.noise), now)
+    grows = f"goal = {10 * goal}"
+    if rules.mechanism == "distributed" and plan.secure is not None:
+        grows += f" and secure.minimum = {10 * plan.secure.minimum}"
     yield WhatIf(
-        f"goal = {10 * goal}, the same noise on the mean (noise = {rules.noise * grown:.4g})",
+        f"{grows}, the same noise on the mean (noise = {rules.noise * grown:.4g})",
         epsilon_after(larger, planned, rules.noise * grown),
         now,
     )
     yield WhatIf(
-        f"goal = {10 * goal}, the same noise multiplier",
+        f"{grows}, the same noise multiplier",
         epsilon_after(larger, planned, rules.noise),
         now / grown,
     )
@@ -270,8 +210,6 @@ def _remarks(plan: Plan, allowed: int, last: float) -> Iterator[str]:
         )
 
 
-MOST_ADDED_UP = 100_000
-"""Most releases whose noise is added up, in a tenth of a second."""
 WEAK = 10.0
 """Ponomareva et al., "How to DP-fy ML", arXiv 2303.00654, section 5.2: tier 2 is epsilon <= 10,
 "reasonable"; tier 1 is <= 1, "strong"; tier 3, above, "weak to no"."""

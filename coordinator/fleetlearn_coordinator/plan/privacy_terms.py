@@ -9,6 +9,7 @@ from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.aggregation.weighing.norm_bound import Enforced, NormBound
+from fleetlearn_coordinator.plan.distributed_noise import device_noise
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.privacy_section import METRICS_SHARE, PrivacySection
 from fleetlearn_coordinator.privacy import accounting
@@ -73,7 +74,8 @@ def private_bound(privacy: PrivacySection, largest_weight: int, size: int) -> No
 
 def privacy_rules(plan: PlanKeys, largest_weight: int) -> PrivacyRules | None:
     """Return the rules of the plan's releases, or None without [privacy]. Raises PrivacyError as
-    ``noise_multiplier`` does, and where what a round releases beside the mean leaves it none."""
+    ``noise_multiplier`` does, where what a round releases beside the mean leaves it none, and as
+    ``device_noise`` does."""
     privacy = plan.privacy
     if privacy is None:
         return None
@@ -96,6 +98,7 @@ def privacy_rules(plan: PlanKeys, largest_weight: int) -> PrivacyRules | None:
         else None,
         metric_bounds=privacy.metrics_bounds if measured else {},
     )
+    device_noise(plan, noise)
     try:
         _ = rules.split
     except ValueError as error:

@@ -15,8 +15,10 @@ from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.secure.fixed_point import most_updates
 
 from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
+from fleetlearn_coordinator.plan.distributed_noise import DISTRIBUTED, device_noise
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.plan_rule import PlanRule, broken, leaves_updates_out
+from fleetlearn_coordinator.plan.privacy_terms import noise_multiplier
 from fleetlearn_coordinator.plan.secure_section import SecureSection
 
 MEASURED = "devices send nothing that they measure, as it would tell about their data"
@@ -162,8 +164,9 @@ SECURE_RULES = (
         lambda plan, secure: plan.privacy is not None and plan.privacy.mechanism == "local",
         lambda plan, secure: (
             'privacy.mechanism = "local" with [secure]: noise has no largest element, and words of '
-            f'secure.bits = {secure.bits} have. It needs privacy.mechanism = "gaussian" or '
-            '"dp-ftrl": the noise is added to the sum'
+            f"secure.bits = {secure.bits} have. It needs privacy.mechanism = "
+            '"distributed": each device adds a part of the noise, and the sum has all of it; or '
+            '"gaussian" or "dp-ftrl": the coordinator adds the noise to the sum'
         ),
     ),
     _secure_rule(
@@ -210,11 +213,15 @@ def secure_misfit(plan: PlanKeys, manifest: Manifest) -> str | None:
 
 
 def fixed_point(plan: PlanKeys) -> FixedPoint | None:
-    """Return how the plan's updates are written before they are masked; None without [secure]."""
-    secure = plan.secure
+    """Return how the plan's updates are written before they are masked; None without [secure].
+    Raises PrivacyError where devices are to add noise that cannot be."""
+    secure, privacy = plan.secure, plan.privacy
     if secure is None:
         return None
-    return FixedPoint(secure.clip, secure.bits, equal=plan.round.weighting == "uniform")
+    noise = 0.0
+    if privacy is not None and privacy.mechanism == DISTRIBUTED:
+        noise = device_noise(plan, noise_multiplier(plan))
+    return FixedPoint(secure.clip, secure.bits, plan.round.weighting == "uniform", noise)
 
 
 def secure_remarks(plan: PlanKeys) -> list[str]:

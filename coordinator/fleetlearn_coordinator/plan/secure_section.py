@@ -30,7 +30,7 @@ class SecureSection(Section, frozen=True, kw_only=True):
     """The fewest devices whose updates are added up; devices sign it. Default: round.minimum."""
     bits: Literal[16, 18, 20]
     """Of an element. Default: the most with which round.goal updates can be added: 20 up to 4,096
-    of them, 18 up to 16,384, 16 up to 65,536."""
+    of them, 18 up to 16,384, 16 up to 65,536; half as many where devices add noise."""
     clip: Annotated[float, Meta(gt=0, le=1e30)]
     """C: the device multiplies a longer update by clip / its norm (L2 norm of the whole update).
     The coordinator cannot check it. Default: privacy.clip."""
@@ -58,7 +58,10 @@ def fill_secure(secure: dict[str, Any], round_: object, privacy: object) -> None
         return
     if isinstance(minimum := round_.get("minimum"), int):
         secure.setdefault("minimum", max(2, minimum))  # if the round's is 1, that is refused
-    if isinstance(goal := round_.get("goal"), int) and 1 <= goal <= MOST_REPORTS:
-        secure.setdefault("bits", bits_for(goal))
+    # Half of the room is for noise that devices add: for most noise that is far more than it takes.
+    noisy = isinstance(privacy, dict) and privacy.get("mechanism") == "distributed"
+    goal = round_.get("goal")
+    if isinstance(goal, int) and 1 <= goal * (1 + noisy) <= MOST_REPORTS:
+        secure.setdefault("bits", bits_for(goal * (1 + noisy)))
     else:
         secure.setdefault("bits", 16)  # such a goal is refused

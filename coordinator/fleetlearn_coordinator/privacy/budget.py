@@ -43,7 +43,9 @@ class Segment(msgspec.Struct, frozen=True):
     releases: int = 0
     """How many were made."""
     abandoned: int = 0
-    """Rounds that were abandoned, with mechanism local: devices had sent their updates."""
+    """Rounds without a release that have spent as much: with mechanism local those that were
+    abandoned, as devices had sent their updates; with mechanism distributed those of them whose sum
+    the coordinator may have seen."""
     strategy: BltStrategy | None = None
     """How the noise was correlated, with mechanism dp-ftrl. It is kept, as another version of this
     package, or another machine, may find another one for the same plan."""
@@ -54,16 +56,19 @@ class Segment(msgspec.Struct, frozen=True):
         their noise.
 
         With mechanism local, what a device sends is what it tells, whether it counts or not: one
-        update in each round, however few of them the limits let count.
+        update in each round, however few of them the limits let count. So it is with the sums of
+        abandoned rounds, with mechanism distributed: the limits count releases alone.
         """
         if self.mechanism == "local":
             return sqrt(self.releases + self.abandoned) / self.noise
-        if not self.releases:
-            return 0.0
         made = self.releases, self.separation, self.participations
-        if self.mechanism == "dp-ftrl":
-            return correlated_sensitivity(*made, self.planned, self.strategy) / self.noise
-        return sensitivity(self.mechanism, *made) / self.noise
+        if not self.releases:
+            released = 0.0
+        elif self.mechanism == "dp-ftrl":
+            released = correlated_sensitivity(*made, self.planned, self.strategy)
+        else:
+            released = sensitivity(self.mechanism, *made)
+        return hypot(released, sqrt(self.abandoned)) / self.noise
 
     def after(self, releases: int) -> Segment:
         """Return the segment after this many more releases."""
@@ -148,16 +153,21 @@ class PrivacyAccount(msgspec.Struct, frozen=True):
         too."""
         return self.segments[-1].mechanism == "local"
 
+    def spends_abandoned(self, *, seen: bool) -> bool:
+        """Return whether a round that is abandoned spends something. ``seen``: whether the sum of
+        its updates may have been seen; where devices add the noise, nobody else has added any."""
+        return self.is_local or (seen and self.segments[-1].mechanism == "distributed")
+
     @property
     def rounds(self) -> int:
-        """How many rounds have spent something: those that released a model, and with mechanism
-        local the abandoned ones."""
+        """How many rounds have spent something: those that released a model, and the abandoned
+        ones that ``spends_abandoned``."""
         return self.releases + sum(segment.abandoned for segment in self.segments)
 
-    def after_abandoned(self) -> PrivacyAccount:
-        """Return the account after a round that was abandoned. Only with mechanism local does it
-        spend anything."""
-        if not self.is_local:
+    def after_abandoned(self, *, seen: bool = False) -> PrivacyAccount:
+        """Return the account after a round that was abandoned. ``seen``: as for
+        ``spends_abandoned``."""
+        if not self.spends_abandoned(seen=seen):
             return self
         *earlier, last = self.segments
         last = msgspec.structs.replace(last, abandoned=last.abandoned + 1)

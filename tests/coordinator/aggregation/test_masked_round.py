@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint, modular_sum
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.privacy.release import begin
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.updates import MaskedArray
 from fleetlearn_protocol.messages import UPDATE, Evaluation
+from fleetlearn_protocol.secure.distributed_noise import noisy_words
 from fleetlearn_protocol.secure.fixed_point import Words, weighted_words
 from round_reports import masked_rules_of, reports_of_rows, rules_of, state_of
 
@@ -105,3 +107,25 @@ def test_noise_is_added_to_the_unmasked_sum_and_divided_by_the_goal() -> None:
     assert made.summary["privacy"] == {"release": 1, "clip": 1.0}
     again = round.commit(1, round.summary({}), masks=masks)
     np.testing.assert_array_equal(again.state.model, made.state.model)
+
+
+def test_a_round_whose_devices_add_noise_is_divided_by_the_goal_and_gets_no_more_noise() -> None:
+    """Goal 10, C = 1: the mean is a tenth of the sum that came out, to the last bit."""
+    numbers = FixedPoint(1.0, 20, True, 4e5)
+    privacy = PrivacyRules(mechanism="distributed", noise=1.0, goal=10, participations=10, clip=1.0)
+    rules = masked_rules_of(
+        aggregators={UPDATE: modular_sum(numbers)}, secure=numbers, privacy=privacy
+    )
+    draw = np.random.default_rng(4)
+    words = np.array([noisy_words(each, 1.0, 20, 4e5, draw.bytes(32)) for each in UPDATES])
+    masks = draw.integers(0, 2**32, words.shape, np.uint32)
+    reports, _ = masked()
+    reports.parts = {UPDATE: list(map(MaskedArray, words + masks))}
+    round = opened(rules, reports, privacy=begin(privacy, bytes(32), 2))
+    total = words[:, :-1].view(np.int32).sum(axis=0) / (2**19 - 1)
+    assert (np.abs(total - UPDATES.sum(axis=0)) > 0.01).all(), "there is noise in it"
+    made = round.commit(1, round.summary({}), masks=masks.sum(axis=0, dtype=np.uint32))
+    expected = (np.array([1, 2]) + total / 10).astype(np.float32)
+    assert made.state.model.tolist() == expected.tolist()
+    assert made.state.privacy is not None
+    assert made.state.privacy.releases == 1

@@ -17,7 +17,8 @@ from fleetlearn_coordinator.aggregation.modular_sum import (
 from fleetlearn_coordinator.aggregation.updates import ArrayUpdate, MaskedArray
 from fleetlearn_protocol.encodings import MASKED
 from fleetlearn_protocol.errors import ProtocolError
-from fleetlearn_protocol.secure.fixed_point import Words, weighted_words
+from fleetlearn_protocol.secure.distributed_noise import has_room, noisy_sum, noisy_words
+from fleetlearn_protocol.secure.fixed_point import Words, most_updates, weighted_words
 
 NUMBERS = FixedPoint(bound=1.0, bits=20, equal=False)
 MODULAR = modular_sum(NUMBERS)
@@ -163,7 +164,13 @@ def test_tensors_of_no_such_state_are_refused(change: dict[str, np.ndarray], sai
 
 
 @pytest.mark.parametrize(
-    "other", [FixedPoint(2.0, 20, False), FixedPoint(1.0, 18, False), FixedPoint(1.0, 20, True)]
+    "other",
+    [
+        FixedPoint(2.0, 20, False),
+        FixedPoint(1.0, 18, False),
+        FixedPoint(1.0, 20, True),
+        FixedPoint(1.0, 20, False, 9.0),
+    ],
 )
 def test_a_sum_that_was_written_by_another_plan_is_refused(other: FixedPoint) -> None:
     """Words say nothing of what they mean: read by other rules they would be other numbers."""
@@ -179,3 +186,27 @@ def test_a_masked_update_is_not_read_as_floats() -> None:
     with pytest.raises(ProtocolError, match="a masked update was given"):
         list(update)
     assert MODULAR.check(MASKED.check(bytes(12)), 10**9) is None, "any words pass"
+
+
+def test_updates_with_noise_are_added_in_the_same_way_and_have_less_room() -> None:
+    numbers = FixedPoint(1.0, 20, True, 5e5)
+    adding, draw = modular_sum(numbers), np.random.default_rng(5)
+    plain = [noisy_words(np.zeros(3, np.float32), 1.0, 20, 5e5, draw.bytes(32)) for _ in range(9)]
+    masks = draw.integers(0, 2**32, (9, 4), np.uint32)
+    state: MaskedSum = adding.init(3)
+    for words, mask in zip(plain, masks, strict=True):
+        adding.add(state, MaskedArray(words + mask), 1, 0.0, 1.0, None)
+    found = unmask(state, masks.sum(axis=0, dtype=np.uint32), numbers)
+    # By hand: each word's low 32 bits are a number with its sign.
+    steps = np.sum([words[:-1].view(np.int32).astype(np.int64) for words in plain], axis=0)
+    assert found.total.tolist() == (steps / (2**19 - 1)).tolist()
+    assert found.weight == 9
+    by_noisy_sum = noisy_sum(np.sum(plain, axis=0, dtype=np.uint32), 9, 1.0, 20, 5e5)
+    assert found.total.tolist() == by_noisy_sum.total.tolist()
+    most = numbers.most_updates
+    assert has_room(most, 20, 5e5)
+    assert not has_room(most + 1, 20, 5e5)
+    assert FixedPoint(1.0, 20, True).most_updates == most_updates(20) > most > 3000
+    state.updates = most
+    with pytest.raises(ValueError, match=f"with noise of 500000 words were given; {most} can be"):
+        adding.add(state, MaskedArray(plain[0]), 1, 0.0, 1.0, None)

@@ -70,6 +70,11 @@ MODULAR = modular_sum(FixedPoint(1.0, 20, equal=True))
         ({"privacy": replace(PRIVATE, clip_quantile=0.5)}, "a clip norm that follows"),
         ({"privacy": replace(PRIVATE, metrics=True)}, "metrics of single devices"),
         ({"privacy": replace(PRIVATE, clip=2.0)}, "clip to 1, where its noise is for 2"),
+        ({"privacy": replace(PRIVATE, mechanism="distributed")}, "without the devices' own noise"),
+        (
+            {"privacy": PRIVATE, "secure": FixedPoint(1.0, 20, True, 50.0)},
+            '"gaussian" and masked updates with the devices\' own noise',
+        ),
     ],
 )
 def test_a_round_of_masked_updates_looks_at_none_of_them(more: dict[str, Any], what: str) -> None:

@@ -50,6 +50,11 @@ def segment(noise: float = 1.0, releases: int = 0, **more: Any) -> Segment:
         ([segment(4.0, 3, mechanism="local", abandoned=1)], 2.2541),
         ([segment(4.0, 0, mechanism="local", abandoned=4)], 2.2541),
         ([segment(4.0, 4, mechanism="local", participations=1, separation=4)], 2.2541),
+        # Under the masks: as where the coordinator adds it, and each sum that came to no release.
+        ([segment(4.0, 16, mechanism="distributed")], 4.8866),
+        ([segment(4.0, 16, mechanism="distributed", separation=4)], 2.2541),
+        ([segment(4.0, 12, mechanism="distributed", separation=4, abandoned=1)], 2.2541),
+        ([segment(4.0, 0, mechanism="distributed", participations=1, abandoned=4)], 2.2541),
     ],
 )
 def test_vectors(segments: list[Segment], epsilon: float) -> None:

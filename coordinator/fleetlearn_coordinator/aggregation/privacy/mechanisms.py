@@ -52,5 +52,6 @@ MECHANISMS: Mapping[str, NoiseMechanism] = {
     "gaussian": NoiseMechanism(_no_buffers, _independent, _no_slack),
     "dp-ftrl": NoiseMechanism(correlated.begin, correlated.draw, correlated.slack, True),
     "local": NoiseMechanism(_no_buffers, _none, _no_slack, on_devices=True),
+    "distributed": NoiseMechanism(_no_buffers, _none, _no_slack, on_devices=True),
 }
 """``PrivacyRules.mechanism`` -> what makes the noise of a release."""

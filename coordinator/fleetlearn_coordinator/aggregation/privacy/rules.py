@@ -8,10 +8,11 @@ from typing import Literal
 
 from fleetlearn_coordinator.aggregation.privacy.noise_split import NoiseSplit, split_noise
 
-Mechanism = Literal["gaussian", "dp-ftrl", "local"]
+Mechanism = Literal["gaussian", "dp-ftrl", "local", "distributed"]
 """gaussian: independent noise in each release. dp-ftrl: noise that is correlated from release to
 release, so that a part of it cancels out. local: the noise of each update is added on its
-device."""
+device. distributed: devices add it under the masks of secure aggregation, so that the sum of the
+fewest that are added up has a release's noise."""
 
 
 @dataclass(frozen=True, kw_only=True)

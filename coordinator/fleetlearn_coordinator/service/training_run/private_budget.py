@@ -110,12 +110,12 @@ class PrivateBudget:
         """How many rounds have spent something."""
         return 0 if self.account is None else self.account.rounds
 
-    def abandoned(self) -> list[Row]:
-        """A round was abandoned. Returns what is to be written with its end: with mechanism local
-        each update was seen as it was sent, and nothing else is spent."""
-        if self.account is None or not self.account.is_local:
+    def abandoned(self, *, seen: bool = False) -> list[Row]:
+        """A round was abandoned. Returns what is to be written with its end: nothing where it has
+        spent nothing. ``seen``: whether the sum of its updates may have been seen."""
+        if self.account is None or not self.account.spends_abandoned(seen=seen):
             return []
-        self.account = self.account.after_abandoned()
+        self.account = self.account.after_abandoned(seen=seen)
         return [account_row(self.account)]
 
     def look_at_held(self, held: Held, newest_round: int) -> None:
