@@ -64,11 +64,9 @@ def counted_words(
     fraction is a word of that seed's mask, divided by 2^32. Raises ValueError: a share or factor
     out of range, an element beyond the bound.
     """
-    if not 0 < factor <= 1:
-        raise ValueError(f"a factor of {factor} was given; expected above 0 and at most 1")
+    scale = _scale_of(share, factor)
     words = np.zeros(len(update) + 1, np.uint32)
     add_mask(words, draw(SEED_BYTES))
-    scale = np.float32(share * factor)
     # Each fraction makes way for its word, so that beside the words a slab is enough.
     for start in range(0, len(update), SLAB):
         part = update[start : start + SLAB]
@@ -76,6 +74,28 @@ def counted_words(
         words[start : start + len(part)] = to_words(part * scale, bound, bits, _fractions(drawn))
     words[-1:] = weighted_words(update[:0], share, bound, bits, _fractions(words[-1:]))
     return words
+
+
+def counted_words_with_noise(
+    update: Vector,
+    share: float,
+    factor: float,
+    bound: float,
+    bits: int,
+    noise: float,
+    draw: RandomBytes = secrets.token_bytes,
+) -> Words:
+    """Return an update as it counts, with noise, and a word that counts it: uint32, (P + 1,).
+
+    The same as ``counted_words`` for a task whose devices add the noise of differential privacy
+    (``secure/distributed_noise.py`` of the protocol). noise: its standard deviation, in words.
+    draw: asked once, for what the noise and the rounding follow from. Raises ValueError: as that
+    does, and an update that is longer than ``bound``.
+    """
+    from fleetlearn_protocol.secure.distributed_noise import noisy_words  # makes tables
+
+    scale = _scale_of(share, factor)
+    return noisy_words(update * scale, bound, bits, noise, draw(SEED_BYTES))
 
 
 def mask_words(
@@ -107,6 +127,14 @@ def is_key(public: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _scale_of(share: float, factor: float) -> np.float32:
+    """Return what an update is multiplied by. Raises ValueError where it could grow."""
+    for what, given in (("share", share), ("factor", factor)):
+        if not 0 < given <= 1:
+            raise ValueError(f"a {what} of {given} was given; expected above 0 and at most 1")
+    return np.float32(share * factor)
 
 
 def _fractions(drawn: Words) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fleetlearn_device.training.masking import (
     MaskedUpload,
+    RandomBytes,
     counted_words,
+    counted_words_with_noise,
     is_key,
     mask_words,
     share_of,
@@ -21,6 +24,7 @@ from fleetlearn_device.training.masking import (
 from fleetlearn_protocol.encodings import SLAB
 from fleetlearn_protocol.formats.masked import words_from_bytes
 from fleetlearn_protocol.secure.about import signed_seed
+from fleetlearn_protocol.secure.distributed_noise import largest_step, noisy_sum
 from fleetlearn_protocol.secure.fixed_point import weighted_sum
 from fleetlearn_protocol.secure.masks import mask_of
 from fleetlearn_protocol.secure.sealed import unseal
@@ -136,3 +140,48 @@ def test_a_key_of_small_order_is_none(key: str) -> None:
     assert not is_key(bytes.fromhex(key))
     with pytest.raises(ValueError):
         mask_words(np.zeros(2, np.uint32), b"", bytes.fromhex(key), OWN.private_bytes_raw())
+
+
+def test_a_sum_of_noisy_updates_under_masks_has_the_noise_of_all_of_them() -> None:
+    draw = np.random.default_rng(3)
+    size, bound, bits, noise = 20_000, 2.0, 18, 5000.0
+    total, expected = np.zeros(size + 1, np.uint32), np.zeros(size)
+    for number, factor in enumerate([1.0, 0.5, 0.1]):
+        update = draw.normal(size=size)
+        update *= bound * 0.999 / np.linalg.norm(update)
+        small = update.astype(np.float32)
+        words = counted_words_with_noise(small, 1.0, factor, bound, bits, noise)
+        about = bytes([number])
+        total += opened(mask_words(words, about, PUBLIC, OWN.private_bytes_raw()), about)
+        expected += small * factor
+    found = noisy_sum(total, 3, bound, bits, noise)
+    beside = (found.total - expected) * largest_step(bits) / bound
+    # Three devices' noise; five standard deviations of such a figure of 20,000 numbers.
+    assert beside.std() == pytest.approx(noise * 3**0.5, rel=5 / (2 * size) ** 0.5)
+    assert abs(beside.mean()) < 5 * beside.std() / size**0.5
+
+
+def noise_follows_from(make: Callable[[], np.ndarray[Any, Any]]) -> bool:
+    """Whether what a device adds is the same each time, so that who knows what it follows from
+    could take it off."""
+    return bool((make()[:-1] == make()[:-1]).mean() > 0.1)
+
+
+def test_the_noise_is_of_the_systems_random_bytes_and_not_of_the_tasks_seed() -> None:
+    update, numbers = np.zeros(1000, np.float32), (1.0, 1.0, 1.0, 18, 500.0)
+
+    def made(draw: RandomBytes = secrets.token_bytes) -> np.ndarray[Any, Any]:
+        np.random.seed(7)  # what a library may have set does not matter
+        return counted_words_with_noise(update, *numbers, draw)
+
+    assert not noise_follows_from(made)
+    # A planted mistake: the random numbers of the task's seed, which the coordinator knows.
+    assert noise_follows_from(lambda: made(np.random.default_rng(123).bytes))
+
+
+def test_noise_does_not_hide_an_update_that_nobody_clipped() -> None:
+    with pytest.raises(ValueError, match=r"an update of norm 2 was given; the bound is 1"):
+        counted_words_with_noise(np.full(4, 1, np.float32), 1.0, 1.0, 1.0, 18, 500.0)
+    for share, factor in ((0.0, 1.0), (1.0, 1.5)):
+        with pytest.raises(ValueError, match="expected above 0 and at most 1"):
+            counted_words_with_noise(np.zeros(4, np.float32), share, factor, 1.0, 18, 500.0)
