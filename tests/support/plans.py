@@ -26,6 +26,8 @@ SECURE = (
     f'key = "{"a" * 64}"\ncertificate = "{"b" * 64}"\nclip = 0.5\n'
 )
 """The shortest [secure] without [privacy]."""
+PAIRWISE = '[secure]\nmode = "pairwise"\nclip = 0.5\n'
+"""The same without a helper."""
 
 
 def manifest(

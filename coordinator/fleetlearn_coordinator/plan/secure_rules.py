@@ -16,6 +16,7 @@ from fleetlearn_protocol.secure.fixed_point import most_updates
 
 from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
 from fleetlearn_coordinator.plan.distributed_noise import DISTRIBUTED, device_noise
+from fleetlearn_coordinator.plan.pairwise_rules import mode_contradictions
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.plan_rule import PlanRule, broken, leaves_updates_out
 from fleetlearn_coordinator.plan.privacy_terms import noise_multiplier
@@ -118,7 +119,7 @@ SECURE_RULES = (
         lambda plan, secure: plan.round.minimum < secure.minimum,
         lambda plan, secure: (
             f"round.minimum = {plan.round.minimum} is less than secure.minimum = {secure.minimum}: "
-            "the helper does not add up so few updates, and the round could not be committed"
+            "so few updates are not added up, and the round could not be committed"
         ),
     ),
     _secure_rule(
@@ -197,7 +198,8 @@ def _of_round(key: str, metric: str | None) -> str:
 
 def secure_contradictions(plan: PlanKeys) -> Iterable[str]:
     """Yield what cannot be with masked updates, each with its reason and with what to do."""
-    return broken(SECURE_RULES, plan)
+    yield from broken(SECURE_RULES, plan)
+    yield from mode_contradictions(plan)
 
 
 def secure_misfit(plan: PlanKeys, manifest: Manifest) -> str | None:

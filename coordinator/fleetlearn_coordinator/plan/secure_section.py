@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fleetlearn_protocol.messages import MOST_REPORTS
 from fleetlearn_protocol.secure.fixed_point import bits_for
+from fleetlearn_protocol.secure.pairwise_messages import MOST_NEIGHBOURS
 from msgspec import Meta
 
 from fleetlearn_coordinator.plan.toml_errors import Section
@@ -16,15 +18,16 @@ Hex32 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 class SecureSection(Section, frozen=True, kw_only=True):
     """[secure]: secure aggregation (docs/internals/secure-helper.md)."""
 
-    mode: Literal["helper"]
+    mode: Literal["helper", "pairwise"]
     """helper: a process of another operator adds the masks up, which devices send one message
-    for."""
-    helper: Annotated[str, Meta(pattern="^https://[^/]+/?$", max_length=300)]
+    for. pairwise: devices agree on masks that cancel each other out, in three exchanges beside
+    each round's training; it needs nobody else."""
+    helper: Annotated[str, Meta(pattern="^https://[^/]+/?$", max_length=300)] = ""
     """Where the helper is: ``https://host:port``."""
-    key: Hex32
+    key: Hex32 = ""
     """The helper's public key (X25519), 64 hexadecimal digits, which ``helper status`` prints.
     Devices seal their masks' seeds for it."""
-    certificate: Hex32
+    certificate: Hex32 = ""
     """SHA-256 of the helper's certificate, which ``helper status`` prints too."""
     minimum: Annotated[int, Meta(ge=2, le=MOST_REPORTS)]
     """The fewest devices whose updates are added up; devices sign it. Default: round.minimum."""
@@ -34,6 +37,30 @@ class SecureSection(Section, frozen=True, kw_only=True):
     clip: Annotated[float, Meta(gt=0, le=1e30)]
     """C: the device multiplies a longer update by clip / its norm (L2 norm of the whole update).
     The coordinator cannot check it. Default: privacy.clip."""
+
+    adversaries: Annotated[float, Meta(ge=0, lt=1)] | None = None
+    """pairwise: the largest share of a round's devices that may work together with the coordinator
+    to see another one's update. Default: 0.05."""
+    dropouts: Annotated[float, Meta(ge=0, lt=1)] | None = None
+    """pairwise: the largest share of a round's devices that may vanish once its exchanges have
+    begun; with more, the round is abandoned. Default: 0.1."""
+    server: Literal["semi-honest", "semi-malicious"] | None = None
+    """pairwise: semi-honest: the coordinator tells all devices the same. semi-malicious: it may
+    tell them different things about who was lost, which takes more neighbours. Default:
+    semi-honest."""
+    degree: Annotated[int, Meta(ge=2, le=MOST_NEIGHBOURS, multiple_of=2)] | None = None
+    """pairwise: how many neighbours each device has; those of a round of no more devices are all
+    neighbours. Default: the fewest with which the two shares hold."""
+    threshold: Annotated[int, Meta(ge=2, le=MOST_NEIGHBOURS)] | None = None
+    """pairwise: how many of them together give a device's secrets. Default: goes with ``degree``.
+    """
+    deadline: Annotated[float, Meta(gt=0, le=1e7)] | None = None
+    """pairwise: seconds that devices have for each of the three exchanges. Default: round.deadline,
+    and 300 at most."""
+    roster: Path | None = None
+    """pairwise: a list of devices and their own keys (``fleetlearn-device public-key`` prints a
+    line), as a helper has one. A device that is not in it takes no part, and one that signed its
+    keys otherwise either. Default: anybody takes part."""
 
 
 def prepare_secure_rounds(local: dict[str, Any], round_: dict[str, Any]) -> None:
@@ -56,6 +83,8 @@ def fill_secure(secure: dict[str, Any], round_: object, privacy: object) -> None
         secure.setdefault("clip", privacy["clip"])
     if not isinstance(round_, dict):
         return
+    if secure.get("mode") == "pairwise":
+        _fill_pairwise(secure, round_)
     if isinstance(minimum := round_.get("minimum"), int):
         secure.setdefault("minimum", max(2, minimum))  # if the round's is 1, that is refused
     # Half of the room is for noise that devices add: for most noise that is far more than it takes.
@@ -65,3 +94,11 @@ def fill_secure(secure: dict[str, Any], round_: object, privacy: object) -> None
         secure.setdefault("bits", bits_for(goal * (1 + noisy)))
     else:
         secure.setdefault("bits", 16)  # such a goal is refused
+
+
+def _fill_pairwise(secure: dict[str, Any], round_: dict[str, Any]) -> None:
+    secure.setdefault("adversaries", 0.05)
+    secure.setdefault("dropouts", 0.1)
+    secure.setdefault("server", "semi-honest")
+    if isinstance(deadline := round_.get("deadline"), int | float):
+        secure.setdefault("deadline", min(float(deadline), 300.0))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE
 
 from fleetlearn_coordinator.rounds import stop_rules
 from fleetlearn_coordinator.rounds.commands import Finish
@@ -15,6 +16,7 @@ from fleetlearn_coordinator.rounds.evaluation import EVALUATION, EvaluationPolic
 from fleetlearn_coordinator.rounds.exchange import ExchangePolicy, ExchangeSeries
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.pace import Pace
+from fleetlearn_coordinator.rounds.pairwise import PairwisePolicy
 from fleetlearn_coordinator.rounds.participation import Participation, participation_of
 from fleetlearn_coordinator.rounds.participation_limits import ParticipationLimits, limits_of
 from fleetlearn_coordinator.rounds.round_exchanges import RoundExchanges
@@ -23,10 +25,12 @@ from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import selection_of
 from fleetlearn_coordinator.rounds.training_tasks import TrainingTasks
 
-EXCHANGE_POLICIES: dict[str, Callable[[Settings], ExchangePolicy]] = {
+EXCHANGE_POLICIES: dict[str, Callable[[Settings], ExchangePolicy | None]] = {
     EVALUATION: lambda rule: EvaluationPolicy(rule.evaluation),
+    PAIRWISE: lambda rule: None if rule.pairwise is None else PairwisePolicy(rule.pairwise),
 }
-"""Kind of exchange -> its policy under a run's settings. Devices are asked in this order."""
+"""Kind of exchange -> its policy under a run's settings; None: such a run has none of the kind.
+Devices are asked in this order."""
 
 
 class ReportTerms(NamedTuple):
@@ -91,9 +95,12 @@ class EngineState:
         self.tasks = TrainingTasks(rule, self.prefix, self.book, self.selection, self.pace)
         self.exchanges, self.books = {}, [self.book]
         for kind, policy_of in EXCHANGE_POLICIES.items():
+            policy = policy_of(rule)
+            if policy is None:
+                continue
             book = LeaseBook(rule.grace)
             self.exchanges[kind] = ExchangeSeries(
-                policy_of(rule), rule.seed, self.prefix, self.selection, self.pace, book, self.books
+                policy, rule.seed, self.prefix, self.selection, self.pace, book, self.books
             )
             self.books.append(book)
         self.round_exchanges = self._find_round_exchanges()

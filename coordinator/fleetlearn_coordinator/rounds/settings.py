@@ -44,6 +44,20 @@ class EvaluationSettings(NamedTuple):
     """Seconds after which an evaluation ends with what there is."""
 
 
+class PairwiseSettings(NamedTuple):
+    """What the engine needs of a plan with pairwise masks."""
+
+    devices: int
+    """Devices that agree on masks for a round: as many as its tasks."""
+    minimum: int
+    """Fewest devices with which the round goes on."""
+    unmasking: int
+    """Fewest devices that must tell their shares when the round has its updates: with fewer no
+    secret can be put together."""
+    deadline: float
+    """Seconds after which an exchange ends with what there is."""
+
+
 class ReleaseBudget(NamedTuple):
     """How many models a private run may release. The engine counts them, and knows nothing of
     epsilon."""
@@ -101,6 +115,8 @@ class Settings(NamedTuple):
     pace: PaceSettings | None = None
     """None: all devices stay connected."""
     evaluation: EvaluationSettings = EvaluationSettings()
+    pairwise: PairwiseSettings | None = None
+    """None: devices agree on no masks."""
     budget: ReleaseBudget | None = None
     """Stop once this many rounds are committed. None: no privacy budget limits them."""
     separation: int = 0
