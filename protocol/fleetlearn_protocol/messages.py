@@ -53,6 +53,9 @@ MAX_KEYS = 8
 """Most public keys that a device trusts."""
 MOST_REPORTS = 2**16 + 1
 """Most masked updates in one sum: with 16 bits an element, more cannot be added modulo 2^32."""
+MOST_NEIGHBOURS = 96
+"""Most devices that one agrees on masks with: with the longest names, what is said of more does not
+fit into a signed message."""
 MAX_REFUSALS = 32
 """Refused messages, by the device's fault and not forgotten yet, after which the coordinator closes
 a connection."""
@@ -69,6 +72,8 @@ Bytes64 = Annotated[str, Meta(pattern=r"^([0-9a-f]{2}){64}\Z")]
 """64 bytes in lower-case hexadecimal: a signature."""
 Bytes80 = Annotated[str, Meta(pattern=r"^([0-9a-f]{2}){80}\Z")]
 """80 bytes in lower-case hexadecimal: a sealed seed."""
+Bytes82 = Annotated[str, Meta(pattern=r"^([0-9a-f]{2}){82}\Z")]
+"""82 bytes in lower-case hexadecimal: two shares, sealed by one device for another."""
 Checksum = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 """CRC-32 as in zlib, PNG and Ethernet."""
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}\Z")]
@@ -198,6 +203,12 @@ class SecureTask(msgspec.Struct, frozen=True):
     noise: Positive | None = None
     """Standard deviation of the noise that the device adds to each element before the mask, where a
     word is 1. null: none."""
+    session: Bytes32 | None = None
+    """The session in which the device agreed on masks with others (section 4, "Pairwise masks").
+    null: in none."""
+    shares: Annotated[dict[Identifier, Bytes82], Meta(max_length=MOST_NEIGHBOURS)] = {}
+    """The neighbours that the device masks with in this session -> the shares that each sealed for
+    it."""
 
 
 class Part(msgspec.Struct, frozen=True):

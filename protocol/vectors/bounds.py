@@ -23,7 +23,7 @@ def pattern(alias: Any) -> str:
 IDENTIFIER, DIGEST, NAME = pattern(m.Identifier), pattern(m.Digest), pattern(m.Name)
 BYTES32, BYTES64, BYTES80 = map(pattern, (m.Bytes32, m.Bytes64, m.Bytes80))
 KEYS = pattern(pairwise.NeighbourKeys)
-SEALED, SHARE = pattern(pairwise.SealedShares), pattern(pairwise.SecretShare)
+SEALED, SHARE = pattern(m.Bytes82), pattern(pairwise.SecretShare)
 FITS = {
     IDENTIFIER: ["0", "A._-" * 16],
     DIGEST: ["0123456789abcdef" * 4],

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fleetlearn_protocol.messages import MOST_NEIGHBOURS
 from fleetlearn_protocol.secure.graph import Degrees, graph_of
-from fleetlearn_protocol.secure.pairwise_messages import MOST_NEIGHBOURS
 
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.secure_section import SecureSection

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fleetlearn_protocol.messages import MOST_REPORTS
+from fleetlearn_protocol.messages import MOST_NEIGHBOURS, MOST_REPORTS
 from fleetlearn_protocol.secure.fixed_point import bits_for
-from fleetlearn_protocol.secure.pairwise_messages import MOST_NEIGHBOURS
 from msgspec import Meta
 
 from fleetlearn_coordinator.plan.toml_errors import Section

@@ -14,29 +14,30 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from fleetlearn_protocol.messages import Bytes32, Identifier, RoundNumber
+from fleetlearn_protocol.messages import (
+    MOST_NEIGHBOURS,
+    Bytes32,
+    Bytes82,
+    Identifier,
+    RoundNumber,
+)
 from fleetlearn_protocol.secure.about import length_prefixed
 
 PAIRWISE = "pairwise"
 """The kind of these exchanges."""
 KEYS, SHARES, UNMASKING = 1, 2, 3
 """Phases of a series."""
-MOST_NEIGHBOURS = 96
-"""Most neighbours of a device: with the longest names, what is said of more does not fit into a
-signed message (MAX_SIGNED)."""
 KEYS_BYTES, SEALED_BYTES, SHARE_BYTES = 64, 82, 33
 """Two public X25519 keys; two sealed shares with their tag; one share."""
 
 NeighbourKeys = Annotated[str, Meta(pattern=r"^(([0-9a-f]{2}){64}){1,2}\Z")]
 """A device's two public X25519 keys (64 bytes: for sealing, for masking), and its signature of them
 (64 bytes) where it has one."""
-SealedShares = Annotated[str, Meta(pattern=r"^([0-9a-f]{2}){82}\Z")]
-"""Two shares, sealed by one device for another: 82 bytes."""
 SecretShare = Annotated[str, Meta(pattern=r"^([0-9a-f]{2}){33}\Z")]
 """A share of a secret: 33 bytes, a number below 2^257 - 93, big-endian."""
 Names = Annotated[tuple[Identifier, ...], Meta(max_length=MOST_NEIGHBOURS)]
 SharesByName = Annotated[dict[Identifier, SecretShare], Meta(max_length=MOST_NEIGHBOURS)]
-SealedByName = Annotated[dict[Identifier, SealedShares], Meta(max_length=MOST_NEIGHBOURS)]
+SealedByName = Annotated[dict[Identifier, Bytes82], Meta(max_length=MOST_NEIGHBOURS)]
 KeysByName = Annotated[dict[Identifier, NeighbourKeys], Meta(max_length=MOST_NEIGHBOURS)]
 
 

@@ -14,6 +14,7 @@ from fleetlearn_protocol.secure.about import MaskedUpdate, MaskTerms, length_pre
 from fleetlearn_protocol.task_names import run_of
 
 _TRAINING = b"fleetlearn.v1 training"
+_PAIRWISE = b"fleetlearn.v1 pairwise update"
 
 
 def training_digest(task: Task) -> str:
@@ -70,6 +71,14 @@ def terms_of(task: Task, size: int) -> MaskTerms:
 def update_of(task: Task, device: str) -> MaskedUpdate:
     """Return which update it is. ``device``: who trains."""
     return MaskedUpdate(device, task.task, task.round, task.vector(MODEL).sha256)
+
+
+def pairwise_about(task: Task, size: int) -> bytes:
+    """Return what the update of a task with pairwise masks is about, 32 bytes: the same for all
+    devices of a session that are told to do the same. ``size``: as for ``terms_of``."""
+    names = (run_of(task.task), str(task.round), task.bundle, task.vector(MODEL).sha256, str(size))
+    texts = [text.encode() for text in (*names, training_digest(task))]
+    return hashlib.sha256(length_prefixed((_PAIRWISE, *texts))).digest()
 
 
 def _integer(value: int | None) -> bytes:

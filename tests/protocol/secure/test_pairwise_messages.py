@@ -7,10 +7,9 @@ import struct
 
 import pytest
 from fleetlearn_protocol.exchanges import content_of, fields_of
-from fleetlearn_protocol.messages import MAX_SIGNED, Question, Reply, encode
+from fleetlearn_protocol.messages import MAX_SIGNED, MOST_NEIGHBOURS, Question, Reply, encode
 from fleetlearn_protocol.secure import shamir
 from fleetlearn_protocol.secure.pairwise_messages import (
-    MOST_NEIGHBOURS,
     PAIRWISE,
     SEALED_BYTES,
     SHARE_BYTES,

@@ -41,6 +41,7 @@ export const MAX_KEYS = 8;
 const MAX_SIGNED = 32 * 1024;
 /** Most masked updates in one sum. */
 const MOST_REPORTS = 2 ** 16 + 1;
+const MOST_NEIGHBOURS = 96;
 
 export const identifier = pattern(/^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/);
 export const digest = pattern(/^[0-9a-f]{64}$/);
@@ -49,6 +50,7 @@ export const bytes32 = pattern(/^([0-9a-f]{2}){32}$/);
 const bytes64 = pattern(/^([0-9a-f]{2}){64}$/);
 /** 80 bytes in hexadecimal: a sealed seed. */
 const bytes80 = pattern(/^([0-9a-f]{2}){80}$/);
+const bytes82 = pattern(/^([0-9a-f]{2}){82}$/);
 export const name = pattern(/^[A-Za-z_][A-Za-z0-9_.-]{0,127}$/);
 const forPeople = text(MAX_TEXT);
 const label = text(100);
@@ -88,6 +90,8 @@ const secureTask = object({
   least_factor: optional(nullable(number(1e-30, 1)), null),
   helper: optional(nullable(bytes32), null),
   noise: optional(nullable(positive), null),
+  session: optional(nullable(bytes32), null),
+  shares: optional(record(identifier, bytes82, MOST_NEIGHBOURS), {}),
 });
 const part = object({ name: identifier, encoding: identifier, size: vectorSize, crc32: integer(0, 2 ** 32 - 1) });
 export const evaluation = object({ examples, loss_sum: number(), metric_sums: optional(numbers, {}) });
