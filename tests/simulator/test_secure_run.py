@@ -133,3 +133,24 @@ def test_poisson_sampling_is_refused_by_name(tmp_path: Path, private_line: Path)
     make_scenario(tmp_path, private_line, 200, **given)
     with pytest.raises(SimulatorError, match=r"with \[secure\].*how many are drawn"):
         make_scenario(tmp_path, private_line, 200, **given, **HIDDEN)
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.04])
+def test_devices_add_the_plans_noise_under_their_masks(
+    tmp_path: Path, private_line: Path, noise: float
+) -> None:
+    """One round of eight devices, with noise for four of them: sqrt(8 / 4) times z C on the sum,
+    beside what is clipped alone."""
+    privacy = {"mechanism": "distributed", "noise": noise, "delta": 1e-6, "population": 8}
+    uniform = {"plan__round": USUAL | {"weighting": "uniform", "minimum": 4}}
+    more = uniform | {"plan__stop": {"rounds": 1}}
+    secure = {key: value for key, value in SECURE.items() if key != "clip"}
+    noised = {"plan__privacy": privacy | {"clip": CLIP}, "plan__secure": secure}
+    found = run(tmp_path, private_line, **noised, **more)
+    assert found.rounds[0]["privacy"]["epsilon"] > 0
+    shown = run(tmp_path, private_line, **UNHIDDEN, **more)
+    beside = (found.model - shown.model) * 8 / CLIP
+    expected = noise * 2**0.5
+    assert 0.1 * expected < np.sqrt(np.mean(beside**2)) < 3 * expected
+    again = run(tmp_path, private_line, **noised, **more)
+    assert again.model.tobytes() == found.model.tobytes(), "a simulation follows from its seed"

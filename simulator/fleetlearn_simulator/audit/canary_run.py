@@ -94,7 +94,10 @@ def run_canaries(
     ``manifest``: of the plan's bundle. ``open_round``: see ``RoundOpener``. Raises PlanError and
     PrivacyError where the plan has no rules for its rounds."""
     canaries = place_canaries(plan, settings)
-    seen = observe(audit_rules(plan, manifest, canaries), canaries, settings, open_round)
+    rules = audit_rules(plan, manifest, canaries)
+    # Devices add noise for the fewest of them; no sum of fewer comes about.
+    fewest = plan.secure.minimum if plan.secure is not None else 1
+    seen = observe(rules, canaries, settings, open_round, fewest)
     assert plan.privacy is not None
     ratios = log_ratios(canaries, seen.lengths, seen.released)
     return guess(ratios, canaries.included, plan.privacy.delta)
@@ -110,9 +113,13 @@ def audit_rules(plan: Plan, manifest: Manifest, canaries: CanaryDevices) -> Roun
 
 
 def observe(
-    rules: RoundRules, canaries: CanaryDevices, settings: CanaryAttack, open_round: RoundOpener
+    rules: RoundRules,
+    canaries: CanaryDevices,
+    settings: CanaryAttack,
+    open_round: RoundOpener,
+    fewest: int = 1,
 ) -> ObservedReleases:
-    """Let the rounds run, and return what is released in each."""
+    """Let the rounds run, and return what is released in each. ``fewest``: reports of a round."""
     privacy = rules.privacy
     assert privacy is not None, "the rules of a private plan"
     count, releases = canaries.takes_part.shape
@@ -132,7 +139,8 @@ def observe(
         assert state.privacy is not None
         clip = state.privacy.clip
         rows = np.flatnonzero(canaries.takes_part[:, number])
-        reports = _reports(rules, canaries, rows, settings.norm * clip, settings.seed, number)
+        norm = settings.norm * clip
+        reports = _reports(rules, canaries, rows, norm, settings.seed, number, fewest)
         round_ = open_round(rules, state)
         received = round_.receive(reports)
         if received.refusal is not None:
@@ -143,7 +151,7 @@ def observe(
         made = round_.commit(number + 1, round_.summary({}), masks=masks)
         released[number] = made.state.model
         released[number] *= privacy.goal * privacy.largest_weight
-        factors = [rules.staleness_factor(each) for each in reports.staleness] or [1.0]
+        factors = [rules.staleness_factor(each) for each in reports.staleness[: len(rows)]] or [1.0]
         if len(rows):
             lengths[rows, number] = clip * privacy.largest_weight * np.array(factors)
         # Each round begins from zeros again: in float32 a small step beside a large model is lost.
@@ -158,16 +166,18 @@ def _reports(
     norm: float,
     seed: int,
     number: int,
+    fewest: int,
 ) -> ReportColumns:
     """Return the reports of these canaries, of the largest weight. Where late updates count, every
-    third is one round late, and every third two. A round without canaries has one report of
-    zeros. With [secure] they clip, as nobody else can, and write their steps in fixed point."""
+    third is one round late, and every third two. A round of fewer than ``fewest`` has as many
+    reports of zeros beside. With [secure] they clip, as nobody else can, and write their steps in
+    fixed point."""
     assert rules.privacy is not None
     length = norm if rules.secure is None else min(norm, rules.secure.bound)
     steps = np.float32(length) * canaries.directions[rows]
     steps[~canaries.included[rows]] = 0.0
-    if not len(rows):
-        steps = np.zeros((1, canaries.directions.shape[1]), np.float32)
+    if (lacking := fewest - len(rows)) > 0:
+        steps = np.concatenate([steps, np.zeros((lacking, steps.shape[1]), np.float32)])
     count = len(steps)
     ones = np.ones(count, np.int64)
     reports = ReportColumns(

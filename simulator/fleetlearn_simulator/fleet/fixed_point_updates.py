@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
+from fleetlearn_protocol.secure.distributed_noise import noisy_words
 from fleetlearn_protocol.secure.fixed_point import Words, to_words
 from numpy.typing import NDArray
 
@@ -17,6 +18,8 @@ from fleetlearn_simulator.population.traits import Ints
 
 PURPOSE = "rounding"
 """Of the random numbers. Real devices have those of their operating system."""
+NOISE = "noise under the mask"
+"""Of the secret that a device's noise follows from, and its rounding then. The same holds."""
 
 
 def weighted_rows(
@@ -33,11 +36,19 @@ def weighted_rows(
     updates: float32, (n, P), each clipped to ``numbers.bound``. shares: their weights as shares of
     the largest one, above 0 and at most 1, (n,). factors: what staleness leaves of each, (n,).
     seed: of the simulation. devices, turns: a device rounds another turn's update with other random
-    numbers, (n,). Raises ValueError where an element is beyond the bound.
+    numbers, (n,). With ``numbers.noise`` the updates have their devices' noise, and the words are
+    those of ``secure/distributed_noise.py``. Raises ValueError where an element is beyond the
+    bound.
     """
     rows, size = updates.shape
     words = np.empty((rows, size + 1), np.uint32)
     counted = (shares * factors).astype(np.float32)
+    if numbers.noise:
+        for row, (device, turn) in enumerate(zip(devices.tolist(), turns.tolist(), strict=True)):
+            secret = keyed_random.secret_bytes(seed, NOISE, device, turn)
+            update, noise = updates[row] * counted[row], numbers.noise
+            words[row] = noisy_words(update, numbers.bound, numbers.bits, noise, secret)
+        return words
     together = max(1, ROWS_TOGETHER // max(1, size))
     for top in range(0, rows, together):
         here = slice(top, top + together)

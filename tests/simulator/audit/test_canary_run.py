@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
+from fleetlearn_coordinator.plan import distributed_noise
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.privacy_terms import epsilon_after
 from fleetlearn_coordinator.privacy.accounting import sensitivity
@@ -22,6 +23,7 @@ from fleetlearn_simulator.audit.canary_run import (
     place_canaries,
     run_canaries,
 )
+from fleetlearn_simulator.fleet import fixed_point_updates
 from plans import manifest
 from private_mistakes import ClippedAfterAveraging, DividedByWhoCame, one_noise_for_all_sums
 
@@ -74,6 +76,7 @@ PLANS = {
     "masked, late": private_plan(
         {"minimum": 2, "participation": "asynchronous", "concurrency": 2400}, secure=True
     ),
+    "masked, distributed": private_plan({"minimum": 240}, secure=True, mechanism="distributed"),
 }
 NOT_MASKED = [kind for kind in PLANS if not kind.startswith("masked")]
 """Of masked updates the mistakes would be others."""
@@ -99,6 +102,29 @@ def test_what_is_proved_is_above_what_is_accounted_for_each_mistake(
     plan = PLANS[kind]
     with one_noise_for_all_sums() if mistake == "one noise" else nullcontext():
         assert attacked(plan, open_round=opener).epsilon > accounted(plan)
+
+
+@pytest.mark.parametrize("mistake", ["for the goal", "one noise"])
+def test_what_is_proved_shows_noise_that_devices_make_wrong(
+    monkeypatch: pytest.MonkeyPatch, mistake: str
+) -> None:
+    """One report in a hundred comes, as many as secure.minimum says. Noise for the goal: each
+    device adds as much as if all came. One noise: it follows from what all devices know."""
+    plan = private_plan({"goal": 24_000, "minimum": 240}, secure=True, mechanism="distributed")
+    few = FEW._replace(reports=0.01)
+    assert attacked(plan, few).epsilon < accounted(plan)
+    if mistake == "for the goal":
+        right = distributed_noise.noise_of_device
+
+        def wrong(multiplier: float, bits: int, minimum: int, colluding: float = 0.0) -> float:
+            return right(multiplier, bits, plan.round.goal, colluding)
+
+        monkeypatch.setattr(distributed_noise, "noise_of_device", wrong)
+    else:
+        monkeypatch.setattr(
+            fixed_point_updates.keyed_random, "secret_bytes", lambda seed, *about: bytes(32)
+        )
+    assert attacked(plan, few).epsilon > accounted(plan)
 
 
 def test_the_attack_comes_close_where_there_is_next_to_no_noise() -> None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
+from fleetlearn_protocol.secure.distributed_noise import noisy_words
 from fleetlearn_protocol.secure.fixed_point import Words, weighted_sum, weighted_words
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.fleet import fixed_point_updates
-from fleetlearn_simulator.fleet.fixed_point_updates import PURPOSE, weighted_rows
+from fleetlearn_simulator.fleet.fixed_point_updates import NOISE, PURPOSE, weighted_rows
 from numpy.typing import NDArray
 
 ROWS, SIZE, SEED = 40, 37, 5
@@ -62,3 +63,13 @@ def test_the_mean_of_many_roundings_is_the_update() -> None:
     step = 1.0 / (2**20 - 1)
     errors = found.total / count - update[0]
     assert np.abs(errors).max() < 5 * step / 2 / np.sqrt(count)
+
+
+def test_with_noise_each_row_is_what_one_device_writes() -> None:
+    numbers = FixedPoint(0.5, 20, equal=True, noise=700.0)
+    found, rows = written(numbers), updates()
+    for row, (device, turn) in enumerate(zip(DEVICES.tolist(), TURNS.tolist(), strict=True)):
+        secret = keyed_random.secret_bytes(SEED, NOISE, device, turn)
+        counted = rows[row] * np.float32(SHARES[row] * FACTORS[row])
+        np.testing.assert_array_equal(found[row], noisy_words(counted, 0.5, 20, 700.0, secret))
+    assert (written(numbers, TURNS + 7)[:, :-1] != found[:, :-1]).mean() > 0.9
