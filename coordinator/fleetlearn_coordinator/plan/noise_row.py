@@ -59,7 +59,10 @@ def noise_row(plan: Plan, rules: PrivacyRules, elements: int | None) -> NoiseRow
     on_mean = fresh * single
     return NoiseRow(
         multiplier=rules.noise,
-        update_multiplier=rules.noise if local else rules.split.update,
+        # Where nothing else is released they are the same, up to float64's rounding.
+        update_multiplier=rules.noise
+        if local or math.isclose(rules.noise, rules.split.update, rel_tol=1e-12)
+        else rules.split.update,
         on_sum=of_one if local else of_one * rules.largest_weight,
         on_mean=on_mean,
         added_up=fresh * total if rules.planned <= MOST_ADDED_UP else None,

@@ -126,8 +126,8 @@ def _distributed(plan: PlanKeys) -> Iterator[str]:
         "The coordinator tells devices how much noise to add. Devices sign it, and the helper adds "
         "up only updates whose devices were told the same."
         if secure.mode == "helper"
-        else "The coordinator tells devices how much noise to add, and is trusted to tell all of "
-        "them the same."
+        else "The coordinator tells devices how much noise to add, and takes the masks off sums of "
+        f"at least {secure.minimum} updates. It is trusted to do both as the plan says."
     )
 
 

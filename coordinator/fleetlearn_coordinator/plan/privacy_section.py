@@ -40,7 +40,8 @@ class PrivacySection(Section, frozen=True, kw_only=True):
     the recipe's, else gaussian."""
     colluding: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """With mechanism = "distributed": the share of the devices in any sum that may tell their noise
-    to whoever would take it off. The others' noise is made enough without them."""
+    to whoever would take it off. The others' noise is made enough without them. Default: none of
+    them; with secure.mode = "pairwise" secure.adversaries of all that begin a round."""
     clip: Annotated[float, Meta(gt=0, le=1e30)]
     """C: a longer update is multiplied by clip / its norm (L2 norm of the whole update)."""
     clip_quantile: Annotated[float, Meta(gt=0, lt=1)] | None = None

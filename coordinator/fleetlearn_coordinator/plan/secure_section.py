@@ -88,11 +88,24 @@ def fill_secure(secure: dict[str, Any], round_: object, privacy: object) -> None
         secure.setdefault("minimum", max(2, minimum))  # if the round's is 1, that is refused
     # Half of the room is for noise that devices add: for most noise that is far more than it takes.
     noisy = isinstance(privacy, dict) and privacy.get("mechanism") == "distributed"
+    if noisy and secure.get("mode") == "pairwise":
+        _fill_colluding(privacy, secure, round_)
     goal = round_.get("goal")
     if isinstance(goal, int) and 1 <= goal * (1 + noisy) <= MOST_REPORTS:
         secure.setdefault("bits", bits_for(goal * (1 + noisy)))
     else:
         secure.setdefault("bits", 16)  # such a goal is refused
+
+
+def _fill_colluding(privacy: Any, secure: dict[str, Any], round_: dict[str, Any]) -> None:
+    """Who works together with the coordinator against masks does so against noise: at worst all of
+    them are among the fewest of a sum."""
+    of_round = [round_.get(key) for key in ("goal", "over_selection")]
+    given = [secure.get(key) for key in ("adversaries", "minimum")]
+    numbers = [value for value in (*of_round, *given) if isinstance(value, int | float)]
+    if len(numbers) == 4 and min(numbers) > 0:
+        goal, over_selection, share, minimum = numbers
+        privacy.setdefault("colluding", min(0.99, share * goal * over_selection / minimum))
 
 
 def _fill_pairwise(secure: dict[str, Any], round_: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.privacy_statement import PrivacyStatement, privacy_statement
 from fleetlearn_coordinator.privacy.accounting import PrivacyError, gaussian_epsilon
 from fleetlearn_protocol.secure.distributed_noise import largest_step, multiplier_of
-from plans import PRIVATE, SECURE, SMALL, manifest
+from plans import PAIRWISE, PRIVATE, SECURE, SMALL, manifest
 
 SGD = manifest(proximal=False, hyper=(), metrics=("accuracy",))
 UNCLIPPED = SECURE.replace("clip = 0.5\n", "")
@@ -140,3 +140,20 @@ def test_people_are_told_who_adds_the_noise_and_who_is_trusted() -> None:
     some = statement(parse(f"{SMALL}{NOISY}colluding = 0.25\n{UNCLIPPED}"))
     assert any("At most 0.25 of the devices in any sum" in line for line in some.assumed)
     assert msgspec.json.decode(msgspec.json.encode(found))["noise"]["of_device"] > 0
+
+
+def test_who_works_with_the_coordinator_against_masks_does_so_against_noise() -> None:
+    """Pairwise, a goal of 40 with a cohort of 52, 5 % of which are 2.6 of the fewest, 26."""
+    text = f"{SMALL.replace('4', '40')}minimum = 26\n{NOISY}{PAIRWISE}"
+    plan = parse(text)
+    assert plan.privacy is not None
+    assert plan.privacy.colluding == pytest.approx(0.1)
+    assert plan.secure is not None
+    numbers = plan.round_rules(SGD).secure
+    assert numbers is not None
+    # 26 less a tenth of them are 23.4: 24 keep their noise to themselves
+    assert sqrt(24) * numbers.noise / largest_step(numbers.bits) == pytest.approx(1.0)
+    assert any("It is trusted to do both" in line for line in statement(plan).assumed)
+    own = parse(text.replace(NOISY, f"{NOISY}colluding = 0.3\n"))
+    assert own.privacy is not None
+    assert own.privacy.colluding == 0.3

@@ -132,3 +132,13 @@ def test_with_masked_updates_the_statement_says_who_is_trusted_with_what() -> No
     assert any("cannot check it, as it sees the sum alone" in line for line in masked)
     assert any("The coordinator and the helper are trusted not to" in line for line in masked)
     assert len(masked) == len(plain)
+
+
+def test_a_multiplier_of_the_mean_is_told_where_it_is_another_one() -> None:
+    """A computed noise has nine digits, and 1 / sqrt(noise^-2) is not always the same float."""
+    for budget in (0.7, 1.3, 2.9, 4.0, 5.3, 8.1):
+        text = PRIVATE.replace("noise = 1.0", f"epsilon = {budget}")
+        noise = statement(f"{SMALL}{text}").noise
+        assert noise.update_multiplier == noise.multiplier
+    adaptive = statement(f"{SMALL}{PRIVATE.replace('1.0', '0.3')}clip_quantile = 0.5").noise
+    assert adaptive.update_multiplier > adaptive.multiplier
