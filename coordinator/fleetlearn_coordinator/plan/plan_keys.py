@@ -88,7 +88,9 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     def most_updates_of_a_device(self) -> int | None:
         """How many updates of one device count in a round at most. None: any number."""
         rule = self.round
-        if not rule.asynchronous:
+        # With [secure] the helper wants different devices, and takes one update of each from a
+        # model.
+        if not rule.asynchronous or self.secure is not None:
             return 1
         # As written: 100 * 0.29 is 29, not 28.
         return None if rule.max_share is None else int(rule.goal * Decimal(str(rule.max_share)))

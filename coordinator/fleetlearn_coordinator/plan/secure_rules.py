@@ -109,6 +109,14 @@ SECURE_RULES = (
         ),
     ),
     _secure_rule(
+        lambda plan, secure: plan.round.max_share is not None,
+        lambda plan, secure: (
+            f"round.max_share = {plan.round.max_share} with [secure]: of each device one update "
+            "counts in a round, as the helper counts devices and takes one of each from a model. "
+            "Leave it out"
+        ),
+    ),
+    _secure_rule(
         lambda plan, secure: plan.encoding.up != FLOAT32.name,
         lambda plan, secure: (
             f'encoding.up = "{plan.encoding.up}" with [secure]: updates are words of secure.bits = '

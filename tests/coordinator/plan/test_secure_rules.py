@@ -45,6 +45,9 @@ BROKEN = {
     "fedasync": (
         f'recipe = "fedasync"\nname = "a"\nbundle = "b"\n{SECURE}minimum = 2', "server.mix = true"
     ),
+    "a share of a device": (
+        f'recipe = "fedbuff"\n{SMALL}max_share = 0.5\n{SECURE}', "one update counts in a round"
+    ),
     "int8": (f'{SMALL}[encoding]\nup = "int8"\n{SECURE}', 'encoding.up = "int8" with [secure]'),
     "topk": (f'{SMALL}[encoding]\nup = "topk-0.1"\n{SECURE}', 'encoding.up = "topk-0.1" with'),
     "a minimum of one": (
@@ -132,6 +135,14 @@ def test_the_rounds_follow_the_plan(weighting: str, equal: bool) -> None:
     rules = parse(f"{SMALL}{weighting}{SECURE}").round_rules(SGD)
     assert rules.secure == FixedPoint(0.5, 20, equal)
     assert rules.aggregators["update"].name == "modular sum"
+
+
+def test_a_device_counts_once_in_a_round() -> None:
+    """A set of the helper has as many devices as updates: else rounds with enough updates would be
+    refused, for a lack of devices."""
+    buffered = f'recipe = "fedbuff"\n{SMALL}'
+    assert parse(buffered).engine_settings(1.0).max_updates is None
+    assert parse(f"{buffered}{SECURE}").engine_settings(1.0).max_updates == 1
 
 
 def test_weights_by_examples_need_a_bound_that_they_are_shares_of() -> None:
