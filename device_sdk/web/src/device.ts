@@ -9,6 +9,7 @@ import type { DeviceState } from "./life/state.ts";
 import { type Conditions, checkConditions, UNKNOWN, watchSurroundings } from "./life/surroundings.ts";
 import { lastChosen, type RuntimeOptions, runtimeName } from "./runtimes/choose.ts";
 import { isEngineName } from "./runtimes/engine.ts";
+import { checkDemands, type SecureDemands } from "./session/secure_tasks.ts";
 import { Session, type Statement } from "./session/session.ts";
 import { Contents } from "./storage/contents.ts";
 import type { StoreError } from "./storage/errors.ts";
@@ -18,6 +19,7 @@ import { eraseStore, type Store } from "./storage/store.ts";
 import { checkedKeys, trustFirst, writeTrustedKeys } from "./storage/trusted_keys.ts";
 import { ALGORITHMS } from "./training/algorithms.ts";
 import { type Columns, examplesOf } from "./training/data.ts";
+import { Masker } from "./training/masker.ts";
 import { ANSWERS, Trainer } from "./training/trainer.ts";
 
 const SOFTWARE = "fleetlearn-web 0.2.0";
@@ -42,6 +44,8 @@ export interface DeviceOptions extends RuntimeOptions {
   /** The coordinator's public keys: the device then does only tasks that one of them signed, at later starts too. Left
    * out: the keys that the token brings, or that are in the store. */
   readonly keys?: readonly string[];
+  /** What the device's owner demands of secure aggregation, whatever the coordinator says. */
+  readonly secure?: SecureDemands;
   /** Serve only while these hold, where the browser can tell; `DeviceState.cannotTell` says where it cannot. */
   readonly only?: Conditions;
   /** Whether the person still wants this. Asked before the device connects, before it begins to compute and before it sends
@@ -101,7 +105,8 @@ export class Device {
   #shown: DeviceState | null = null;
   #shownAt = 0;
 
-  /** Throws DataError where the arrays have no examples, and RangeError on a url, a token or a key that cannot be one. */
+  /** Throws DataError where the arrays have no examples, and RangeError on a url, a token, a key or a demand that cannot be
+   * one. */
   constructor(options: DeviceOptions) {
     const { protocol } = new URL(options.url);
     if (protocol !== "ws:" && protocol !== "wss:") {
@@ -113,6 +118,7 @@ export class Device {
     if (options.runtime !== undefined && !isEngineName(options.runtime)) {
       throw new RangeError(`the runtime ${options.runtime} was given; expected wasm, webgpu, or wasm, N threads`);
     }
+    checkDemands(options.secure ?? {});
     if (!isExamples(options.data)) examplesOf(options.data);
     this.#options = options;
   }
@@ -258,7 +264,8 @@ export class Device {
     const contents = new Contents(store, predicts);
     const outbox = new Outbox(store);
     const enrolment = new Enrolment(store, device, this.#token);
-    const trainer = new Trainer(contents, outbox, data, { ...this.#options, log });
+    const masker = new Masker(store, device);
+    const trainer = new Trainer(contents, outbox, data, { ...this.#options, log }, masker);
     trainer.engine = this.#options.runtime ?? (await lastChosen(store));
     const changed = (): void => this.#show();
     trainer.onProgress = changed;
@@ -283,6 +290,7 @@ export class Device {
         contents,
         outbox,
         trainer,
+        masker,
         verify,
         saveTrusted: async (keys) => {
           await writeTrustedKeys(store, keys);
@@ -345,12 +353,13 @@ export class Device {
 
   /** Make the session of the next run. */
   async #begin(device: string, examples: number, trusted: readonly string[], outbox: Outbox): Promise<Session> {
-    const { untilFinished = false } = this.#options;
+    const { untilFinished = false, secure = {} } = this.#options;
     this.#session = new Session(device, examples, {
       software: SOFTWARE,
       algorithms: Object.keys(ALGORITHMS).filter((algorithm) => algorithm !== "plain"),
       exchanges: Object.keys(ANSWERS),
       held: await outbox.load(),
+      demands: secure,
       trusted,
       untilFinished,
     });

@@ -234,7 +234,7 @@ async function leaveUpdate(): Promise<void> {
   };
   const bundle = "ab".repeat(32);
   const kept = { keptState: new Float32Array(0), tied: {}, personal: null };
-  await new Outbox(store).save({ report: report as Report, contents: [content], bundle, ...kept });
+  await new Outbox(store).save({ result: report as Report, contents: [content], bundle, ...kept });
 }
 
 describe("consent", () => {

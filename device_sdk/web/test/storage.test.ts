@@ -1,8 +1,9 @@
 import "fake-indexeddb/auto";
 import { IDBFactory } from "fake-indexeddb";
-import { beforeEach, describe, expect, test } from "vitest";
+import { beforeEach, describe, expect, test, vi } from "vitest";
 import { crc32 } from "../src/protocol/crc32.ts";
-import type { Question, Report } from "../src/protocol/messages.ts";
+import { joined } from "../src/protocol/deltas.ts";
+import type { Question, Report, Task } from "../src/protocol/messages.ts";
 import { sha256 } from "../src/protocol/sha256.ts";
 import type { Wanted } from "../src/session/commands.ts";
 import { Contents } from "../src/storage/contents.ts";
@@ -12,6 +13,38 @@ import { openIndexedDb } from "../src/storage/indexed_db.ts";
 import { Outbox } from "../src/storage/outbox.ts";
 import { MemoryStore, type Store } from "../src/storage/store.ts";
 import { hex, vectors } from "./support/vectors.ts";
+
+/** A task whose update is not masked before its staleness is known. */
+const TASK: Task = {
+  type: "task",
+  task: "t",
+  round: 1,
+  bundle: "a".repeat(64),
+  vectors: [{ name: "model", sha256: "b".repeat(64), size: 8, encoding: "float32", delta: null }],
+  parts: { update: "masked" },
+  hyper: { lr: 0.1 },
+  epochs: 1,
+  batch_size: 8,
+  seed: 5,
+  deadline: 100,
+  time_budget: null,
+  evaluate: false,
+  algorithm: "plain",
+  kept: null,
+  personal_epochs: null,
+  clip: 1,
+  local_noise: null,
+  privacy: null,
+  secure: {
+    mode: "helper",
+    minimum: 3,
+    bits: 20,
+    most_weight: 80,
+    least_factor: 0.25,
+    helper: "c".repeat(64),
+    noise: null,
+  },
+};
 
 const STORES: [string, () => Promise<Store>][] = [
   ["in memory", async () => new MemoryStore()],
@@ -163,7 +196,7 @@ describe.each(STORES)("a store %s", (_, open) => {
       sealed: null,
       signature: null,
     };
-    const finished = { report: whole, contents, bundle: "b", keptState: Float32Array.of(1, 2), personal: null };
+    const finished = { result: whole, contents, bundle: "b", keptState: Float32Array.of(1, 2), personal: null };
 
     test("an update and what is kept are there together, and outlive the process", async () => {
       await new Outbox(store).save({ ...finished, tied: { dual: Float32Array.of(3) } });
@@ -189,6 +222,73 @@ describe.each(STORES)("a store %s", (_, open) => {
       expect(await sizes(4, 7)).toEqual([4, 4]);
       expect(await sizes(12, 7)).toEqual([]);
     });
+    describe("without a mask", () => {
+      const { task } = whole;
+      const update = hex("0000803f0000003f");
+      const given = { ...TASK, task };
+      const unmasked = { ...finished, result: given, contents: [update], share: 0.25, tied: {} };
+      const masked: Report = { ...whole, sealed: "d".repeat(160), signature: "e".repeat(128) };
+      const words = joined(contents);
+
+      test("is there with its task and its share, until the masked one takes its place", async () => {
+        await new Outbox(store).save(unmasked);
+        const outbox = new Outbox(store);
+        expect(await outbox.load()).toEqual(given);
+        expect(await outbox.unmasked(task)).toEqual({ update: Float32Array.of(1, 0.5), share: 0.25 });
+        expect(await outbox.wasMasked(task)).toBe(false);
+        await outbox.saveMasked(masked, words);
+        expect(await new Outbox(store).load()).toEqual(masked);
+        expect(await store.read("pending/parts")).toEqual(words);
+        expect(await store.read("pending/share")).toBeUndefined();
+        await expect(outbox.unmasked(task)).rejects.toThrow(StoreError);
+      });
+      test("is masked and saved in one write: no process can die between the parts of it", async () => {
+        const outbox = new Outbox(store);
+        await outbox.save(unmasked);
+        const write = vi.spyOn(store, "write");
+        await outbox.saveMasked(masked, words);
+        expect(write).toHaveBeenCalledTimes(1);
+        expect(Object.keys(write.mock.calls[0]![0]).sort()).toEqual([
+          "masked",
+          "pending/parts",
+          "pending/report",
+          "pending/share",
+        ]);
+      });
+      test("of another task, or lost, is none to mask", async () => {
+        const outbox = new Outbox(store);
+        await expect(outbox.unmasked(task)).rejects.toThrow("the store has lost the finished update");
+        await outbox.save(unmasked);
+        await expect(outbox.unmasked("another")).rejects.toThrow(StoreError);
+      });
+      test.each(["pending/parts", "pending/share"])("and damaged is dropped: %s", async (key) => {
+        const outbox = new Outbox(store);
+        for (const damage of [hex("ff"), null]) {
+          await outbox.save(unmasked);
+          await store.write({ [key]: damage });
+          expect(await outbox.load()).toBeNull();
+          expect(await store.keys("pending/")).toEqual([]);
+        }
+      });
+      test("is deleted with its task", async () => {
+        const outbox = new Outbox(store);
+        await outbox.save(unmasked);
+        await outbox.drop(task);
+        expect(await store.keys("pending/")).toEqual([]);
+      });
+      test("a task that was masked is remembered after its update is gone; the last 100 are", async () => {
+        const outbox = new Outbox(store);
+        await outbox.save({ ...finished, result: masked, tied: {} }); // masked at once
+        await outbox.drop(task);
+        for (let number = 1; number < 100; number++) await outbox.saveMasked({ ...masked, task: `t${number}` }, words);
+        expect(await new Outbox(store).wasMasked(task)).toBe(true);
+        await outbox.saveMasked({ ...masked, task: "t100" }, words);
+        expect(await outbox.wasMasked(task)).toBe(false);
+        expect(await outbox.wasMasked("t100")).toBe(true);
+        expect(await outbox.wasMasked("t1")).toBe(true);
+      });
+    });
+
     test("a damaged update is dropped", async () => {
       const outbox = new Outbox(store);
       await outbox.save({ ...finished, tied: {} });

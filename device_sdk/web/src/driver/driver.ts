@@ -7,6 +7,7 @@ import { contentOf } from "../protocol/exchanges.ts";
 import { toHex } from "../protocol/hex.ts";
 import { encode, type FailureCode, type Question, type Task } from "../protocol/messages.ts";
 import { StoppedError } from "../runtimes/errors.ts";
+import type { MaskedTask } from "../secure/task_terms.ts";
 import type { Command, Wanted } from "../session/commands.ts";
 import type { Session, Statement } from "../session/session.ts";
 import type { Contents } from "../storage/contents.ts";
@@ -14,6 +15,7 @@ import { StoreError } from "../storage/errors.ts";
 import type { Enrolment } from "../storage/identity.ts";
 import type { FinishedUpdate, Outbox } from "../storage/outbox.ts";
 import { inOneLine, TrainingError } from "../training/errors.ts";
+import type { Masker } from "../training/masker.ts";
 import type { Trainer } from "../training/trainer.ts";
 import { Connection } from "./connection.ts";
 import type { Verify } from "./signatures.ts";
@@ -37,6 +39,7 @@ export interface Parts {
   readonly contents: Contents;
   readonly outbox: Outbox;
   readonly trainer: Trainer;
+  readonly masker: Masker;
   readonly verify: Verify;
   readonly saveTrusted: (keys: readonly string[]) => Promise<void>;
   /** Whether the device may go on. Asked before it connects, begins to compute and sends a result; where it may not, the
@@ -259,6 +262,8 @@ export class Driver {
         return;
       case "save-update":
         return this.#start(this.#save());
+      case "mask-update":
+        return this.#start(this.#mask(command.task as MaskedTask, command.factor));
       case "drop-update":
         this.#upload += 1;
         return outbox.drop(command.task);
@@ -326,13 +331,10 @@ export class Driver {
     log(`task ${task.task}: training`, "info");
     try {
       const finished = await trainer.train(task, seconds);
-      const { report } = finished;
-      encode(report); // throws here what the coordinator would refuse
-      const partial = report.complete ? "" : " (partial: the time is over)";
-      const text = `trained ${report.steps} steps, ${report.epochs} epochs${partial}, loss ${report.loss}`;
-      log(`task ${task.task}: ${text}, in ${report.seconds.toFixed(2)} s`, "info");
+      const { result } = finished;
+      if (result.type === "report") encode(result); // throws here what the coordinator would refuse
       this.#finished = finished;
-      this.post(() => session.trained(report));
+      this.post(() => session.trained(result));
     } catch (error) {
       this.#endFailed(task.task, error);
     }
@@ -365,9 +367,21 @@ export class Driver {
     this.#finished = null;
     try {
       await outbox.save(finished);
-      this.post(() => session.saved(finished.report.task));
+      this.post(() => session.saved(finished.result.task));
     } catch (error) {
-      this.#abandon(error, finished.report.task);
+      this.#abandon(error, finished.result.task);
+    }
+  }
+
+  async #mask(task: MaskedTask, factor: number): Promise<void> {
+    const { outbox, masker, session } = this.#parts;
+    try {
+      const { update, share } = await outbox.unmasked(task.task);
+      const { report, content } = await masker.mask(task, update, share, factor);
+      await outbox.saveMasked(report, content);
+      this.post(() => session.masked(report));
+    } catch (error) {
+      this.#endFailed(task.task, error);
     }
   }
 

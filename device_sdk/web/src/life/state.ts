@@ -1,7 +1,7 @@
 /** What a device does now, for the page that shows it. */
 
 import type { Session } from "../session/session.ts";
-import { isFinished, isUnfinished } from "../session/states.ts";
+import { isUnfinished, isUnmasked } from "../session/states.ts";
 
 export type Phase =
   | "loading"
@@ -61,6 +61,7 @@ export function activityOf(session: Session, returning: boolean): Pick<DeviceSta
     if (work.is === "training") return { phase: "training", ...round };
     return { phase: online ? "downloading" : "connecting", ...round };
   }
-  const round = work.is === "saving" || isFinished(work) ? { round: work.report.round } : {};
-  return { phase: online || work.is === "saving" ? "uploading" : "connecting", ...round };
+  if (work.is === "answered") return { phase: online ? "uploading" : "connecting" };
+  const { round } = work.is === "saving" ? work.result : isUnmasked(work) ? work.task : work.report;
+  return { phase: online || work.is === "saving" ? "uploading" : "connecting", round };
 }

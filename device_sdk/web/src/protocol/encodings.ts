@@ -1,7 +1,7 @@
 /** How a vector of float32 becomes the bytes that travel, and becomes a vector again: block by block (formats.ts). */
 
 import { ProtocolError } from "./errors.ts";
-import { BFLOAT16, checkFinite, FLOAT16, FLOAT32, type Format, INT4, INT8, topK } from "./formats.ts";
+import { BFLOAT16, checkFinite, FLOAT16, FLOAT32, type Format, INT4, INT8, MASKED, topK } from "./formats.ts";
 import { Fractions } from "./splitmix64.ts";
 
 export class Encoding {
@@ -94,6 +94,8 @@ const ENCODINGS: Readonly<Record<string, Encoding>> = Object.fromEntries(
     new Encoding("int4", 64, INT4),
   ].map((encoding) => [encoding.name, encoding]),
 );
+/** Of tasks with secure aggregation alone: its words are made by secure/masking.ts. */
+const MASKED_WORDS = new Encoding("masked", 1, MASKED);
 const VALUES: Readonly<Record<string, Format>> = { float32: FLOAT32, float16: FLOAT16, int8: INT8 };
 const TOP_K_BLOCK = 4096;
 const TOP_K_NAME = /^topk-0\.([0-9]{0,5}[1-9])(?:-(float16|int8))?$/;
@@ -108,6 +110,7 @@ export const RESIDUAL = "residual";
 /** Return the encoding of this name. Throws ProtocolError (bad-encoding). */
 export function findEncoding(name: string): Encoding {
   if (Object.hasOwn(ENCODINGS, name)) return ENCODINGS[name]!;
+  if (name === MASKED_WORDS.name) return MASKED_WORDS;
   const parts = TOP_K_NAME.exec(name);
   if (parts === null) {
     const known = Object.keys(ENCODINGS).join(", ");
@@ -120,7 +123,7 @@ export function findEncoding(name: string): Encoding {
 
 /** Return whether there is an encoding of this name, and its family is one of `families`. */
 export function isKnown(name: string, families: readonly string[]): boolean {
-  const known = Object.hasOwn(ENCODINGS, name) || TOP_K_NAME.test(name);
+  const known = Object.hasOwn(ENCODINGS, name) || TOP_K_NAME.test(name) || name === MASKED_WORDS.name;
   return known && families.includes(name.split("-")[0]!);
 }
 

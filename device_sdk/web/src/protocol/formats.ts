@@ -133,6 +133,18 @@ export const BFLOAT16 = halves(
   (half) => ofBits(half << 16),
 );
 
+/** Words of a masked update: little-endian, 4 bytes each. Any of them is valid, and none is a float. */
+export const MASKED: Format = {
+  size: (words) => 4 * words,
+  encode() {
+    throw new ProtocolError("bad-encoding", "floats were given for the encoding masked; it takes words with a mask");
+  },
+  decode() {
+    throw new ProtocolError("bad-encoding", "masked words have no floats in them: their sum has, without the masks");
+  },
+  check: () => 0,
+};
+
 /** Bytes of a block's scale. */
 const SCALE = 4;
 

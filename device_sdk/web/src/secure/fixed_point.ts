@@ -26,6 +26,11 @@ export function randomFractions(): () => number {
   };
 }
 
+/** Return an update's weight as a share of the largest one. null: all updates weigh the same. */
+export function shareOf(examples: number, mostWeight: number | null): number {
+  return mostWeight === null ? 1 : Math.min(examples, mostWeight) / mostWeight;
+}
+
 /**
  * Return an update, and last its weight, as whole numbers below 2^bits: P + 1 of them.
  *

@@ -3,6 +3,7 @@
 import { FAMILIES, FLOATS, isKnown } from "../protocol/encodings.ts";
 import { contentOf, EXCHANGE_KINDS } from "../protocol/exchanges.ts";
 import type { Question, Task } from "../protocol/messages.ts";
+import { MASKED, unmaskable } from "./secure_tasks.ts";
 
 interface Exchange {
   readonly vectors: readonly string[];
@@ -20,7 +21,7 @@ const EXCHANGES: Readonly<Record<string, Exchange>> = {
 };
 
 /** What this SDK can do for privacy, as a check-in says it. It adds no noise. */
-export const PRIVACY: readonly string[] = ["clip"];
+export const PRIVACY: readonly string[] = ["clip", "secure"];
 
 /** Return what of the task this device cannot do, for people; null if it can do all. `algorithms`: beside `plain`.
  * `exchanges`: kinds of questions. Throws ProtocolError on a question whose content is not as its kind says. */
@@ -39,9 +40,11 @@ export function unsupported(
   const sent = task.vectors.map((vector): [string, string] => [vector.name, vector.encoding]);
   // Whether the bundle has buffers is known once it is here.
   const parts = [...exchange.parts, ...("buffers" in task.parts ? ["buffers"] : [])];
+  const families = task.secure === null ? FAMILIES : [MASKED];
   return (
     differing("sends the vectors", sent, exchange.vectors, FLOATS) ??
-    differing("asks for the parts", Object.entries(task.parts), parts, FAMILIES) ??
+    unmaskable(task) ??
+    differing("asks for the parts", Object.entries(task.parts), parts, families) ??
     unknownNoise(task)
   );
 }

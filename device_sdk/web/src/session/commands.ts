@@ -40,8 +40,12 @@ export type Command =
   | { do: "start-answer"; task: Question; seconds: number }
   /** Stop the task's training, or the work on an answer, before its next batch; answer with `ended`. */
   | { do: "stop-training" }
-  /** Make the update and its report durable, all or nothing; answer with `saved`. */
-  | { do: "save-update"; report: Report }
+  /** Make the update and its report durable, all or nothing; answer with `saved`. A task in place of a report: its update
+   * is not masked yet. */
+  | { do: "save-update"; result: Report | Task }
+  /** Multiply the saved update of this task by what its staleness leaves of it, mask it, and make that durable in its
+   * place; answer with `masked` or `ended`. */
+  | { do: "mask-update"; task: Task; factor: number }
   /** Delete the saved update of this task; stop uploading it. */
   | { do: "drop-update"; task: string }
   /** Send the saved update's chunks from `offset` on, instead of any that are being sent; answer with `updateSent`. */

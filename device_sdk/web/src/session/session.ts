@@ -34,12 +34,23 @@ import {
   type Task,
   type Trust,
   type Waiting,
+  type Weighing,
   type Welcome,
 } from "../protocol/messages.ts";
 import { signedBytes } from "../protocol/signing.ts";
 import { PRIVACY, unsupported } from "./abilities.ts";
 import type { Command, Wanted } from "./commands.ts";
-import { isFinished, isUnfinished, type Link, taskOf, type Unfinished, type Work } from "./states.ts";
+import { refusal, type SecureDemands, toldOfFailure } from "./secure_tasks.ts";
+import {
+  givenTask,
+  isFinished,
+  isUnfinished,
+  isUnmasked,
+  type Link,
+  taskOf,
+  type Unfinished,
+  type Work,
+} from "./states.ts";
 import { messageIn, strange, WRONG_SIGNATURE } from "./trust.ts";
 
 /** Seconds to wait for an answer to a check-in, a fetch or a finished upload before the connection is closed. And seconds
@@ -73,8 +84,10 @@ export interface SessionOptions {
   readonly algorithms?: readonly string[];
   /** The kinds of questions that it can answer. */
   readonly exchanges?: readonly string[];
-  /** An update saved by an earlier process. */
-  readonly held?: Report | null;
+  /** An update saved by an earlier process; its task, where it is not masked yet. */
+  readonly held?: Report | Task | null;
+  /** What the device's owner demands of secure aggregation. */
+  readonly demands?: SecureDemands;
   /** The public keys that the device trusts: it then does only tasks that one of them signed. Empty: any task. */
   readonly trusted?: readonly string[];
   /** Whether the session ends when the coordinator says that the training is finished. */
@@ -106,6 +119,7 @@ export class Session {
    * which tells a quiet coordinator from a connection that died unseen: a browser cannot ping. */
   known: Known | null = null;
   #options: SessionOptions;
+  readonly #demands: SecureDemands;
   /** How far training was at the last `tick`. */
   #steps = 0;
   /** When the last frame arrived, or the device last began to wait for an answer. */
@@ -125,8 +139,9 @@ export class Session {
     this.device = device;
     this.examples = examples;
     this.#options = options;
+    this.#demands = options.demands ?? {};
     this.trusted = options.trusted ?? [];
-    this.work = options.held == null ? { is: "idle" } : { is: "holding", report: options.held, reportedAgain: false };
+    this.work = options.held == null ? { is: "idle" } : held(options.held);
   }
 
   /** The task that the device works on or whose result it holds. */
@@ -152,7 +167,10 @@ export class Session {
     this.#challenge = stated.challenge ?? "";
     this.#lastProgress = now;
     if (this.stopping) return this.#close("stopping");
-    const held = isFinished(this.work) ? { task: this.work.report.task, round: this.work.report.round } : null;
+    const work = this.work;
+    const finished = isFinished(work) ? work.report : isUnmasked(work) ? work.task : null;
+    const held = finished === null ? null : { task: finished.task, round: finished.round };
+    const required = this.#demands.require === true ? ["secure-required"] : [];
     return [
       send({
         type: "check-in",
@@ -177,7 +195,7 @@ export class Session {
         exchanges: this.#options.exchanges ?? [],
         algorithms: this.#options.algorithms ?? [],
         encodings: FAMILIES,
-        privacy: PRIVACY,
+        privacy: [...PRIVACY, ...required],
       }),
     ];
   }
@@ -287,11 +305,19 @@ export class Session {
     return this.#locate();
   }
 
-  /** Training ended well; `report` describes its update. */
-  trained(report: Report): Command[] {
-    if (this.work.is !== "training" || this.task !== report.task) return this.ended(report.task);
-    this.work = { is: "saving", report };
-    return [{ do: "save-update", report }];
+  /** Training ended well. The report describes its update; a task in its place: the update is not masked yet. */
+  trained(result: Report | Task): Command[] {
+    if (this.work.is !== "training" || this.task !== result.task) return this.ended(result.task);
+    this.work = { is: "saving", result };
+    return [{ do: "save-update", result }];
+  }
+
+  /** The masked update is durable, in place of the unmasked one. Only now may anything of it be sent. */
+  masked(report: Report): Command[] {
+    this.runningTask = null;
+    if (this.work.is !== "masking" || this.task !== report.task) return this.#dropSaved(report.task);
+    this.work = held(report);
+    return this.#sendIfOnline(report);
   }
 
   /** The question is answered. */
@@ -305,15 +331,21 @@ export class Session {
   /** The update is durable. Only now may it be reported. */
   saved(task: string): Command[] {
     this.runningTask = null;
-    if (this.work.is !== "saving" || this.task !== task) return [{ do: "drop-update", task }, ...this.#locate()];
-    this.work = { is: "holding", report: this.work.report, reportedAgain: false };
-    return this.#sendIfOnline(this.work.report);
+    if (this.work.is !== "saving" || this.task !== task) return this.#dropSaved(task);
+    const { result } = this.work;
+    this.work = held(result);
+    return this.#sendIfOnline(result.type === "report" ? result : { type: "finished", task });
   }
 
-  /** Training or saving ended without an update: it was stopped (`code` null) or failed. */
+  /** Delete what was saved of a task that the device was told to drop meanwhile. */
+  #dropSaved(task: string): Command[] {
+    return [{ do: "drop-update", task }, ...this.#locate()];
+  }
+
+  /** Training, saving or masking ended without an update: it was stopped (`code` null) or failed. */
   ended(task: string, code: FailureCode | null = null, text = ""): Command[] {
     this.runningTask = null;
-    if ((this.work.is !== "training" && this.work.is !== "saving") || this.task !== task) return this.#locate();
+    if (!["training", "saving", "masking"].includes(this.work.is) || this.task !== task) return this.#locate();
     return this.#failTask(code ?? "stopping", text);
   }
 
@@ -373,7 +405,8 @@ export class Session {
   abandon(error: Error, code: FailureCode): Command[] {
     this.error = error;
     this.stopping = true;
-    if (isUnfinished(this.work) || this.work.is === "saving") return this.#failTask(code, error.message);
+    const { is } = this.work;
+    if (isUnfinished(this.work) || is === "saving" || is === "masking") return this.#failTask(code, error.message);
     return this.#close(error.message);
   }
 
@@ -407,7 +440,7 @@ export class Session {
       case "waiting":
         return this.#wait(message);
       case "weighing":
-        return ignored(message, message.task); // this device masks no update yet
+        return this.#mask(message);
       case "accepted": {
         this.#checkReported(message);
         if (message.task !== this.task) return ignored(message, message.task);
@@ -443,6 +476,7 @@ export class Session {
     if (this.#unsentFailure !== null) commands.push(send(this.#unsentFailure));
     this.#unsentFailure = null;
     if (this.work.is === "holding") commands.push(send(this.work.report));
+    else if (this.work.is === "unweighed") commands.push(send({ type: "finished", task: this.work.task.task }));
     else if (this.work.is === "answered") commands.push(send(this.work.message));
     else if (this.task !== null) commands.push(this.#heartbeat()); // so that the lease is known to be alive
     return [...commands, ...this.#locate()];
@@ -496,7 +530,8 @@ export class Session {
     this.work = { is: "locating", assignment: { task, deadline, arrived: [] } };
     const what = task.type === "task" ? `round ${task.round}, ${task.epochs} epochs` : task.kind;
     commands.push(note(`task ${task.task}: ${what}, ${task.deadline} s to the deadline`));
-    const lacking = unsupported(task, this.#options.algorithms ?? [], this.#options.exchanges ?? []);
+    const lacking =
+      refusal(this.#demands, task) ?? unsupported(task, this.#options.algorithms ?? [], this.#options.exchanges ?? []);
     return [...commands, ...(lacking === null ? this.#locate() : this.#failTask("unsupported", lacking))];
   }
 
@@ -543,6 +578,20 @@ export class Session {
     this.work = { is: "uploading", report, reportedAgain, transfer };
     const text = `task ${grant.task}: uploading ${size - offset} bytes from ${offset}`;
     return [note(text), { do: "send-update", report, transfer, offset, chunkBytes: this.link.chunkBytes }];
+  }
+
+  /** The staleness of the finished update is known. From now on it does not change. */
+  #mask({ task, factor, type }: Weighing): Command[] {
+    const work = this.work;
+    if (work.is !== "unweighed" || task !== this.task) return ignored({ type }, task);
+    const least = work.task.secure?.least_factor ?? 1;
+    if (factor < least) {
+      const text = `the update would count ${factor} times; the task promised at least ${least}`;
+      return this.#failTask("untrusted", text);
+    }
+    this.work = { is: "masking", task: work.task };
+    this.runningTask = task;
+    return [note(`task ${task}: the update counts ${factor} times`), { do: "mask-update", task: work.task, factor }];
   }
 
   /** A transfer lost its turn, or has none yet. For a fetch, the message alone starts the patience again. */
@@ -627,7 +676,8 @@ export class Session {
   }
 
   #checkReported(message: { type: string; task: string }): void {
-    if (message.task === this.task && !isFinished(this.work) && this.work.is !== "answered") {
+    const { is } = this.work;
+    if (message.task === this.task && !isFinished(this.work) && is !== "answered" && is !== "unweighed") {
       const text = `${message.type} came for task ${message.task}, which was not reported (it is ${this.work.is})`;
       throw new ProtocolError("out-of-turn", text);
     }
@@ -677,9 +727,10 @@ export class Session {
     const work = this.work;
     this.#endedTask = this.task;
     this.work = { is: "idle" };
-    // Training that has ended by itself needs no stop. An update being saved is dropped by `saved`.
+    // Training that has ended by itself needs no stop. An update being saved is dropped by `saved`, one being masked also by
+    // `masked`.
     if (work.is === "training" && this.runningTask !== null) return [{ do: "stop-training" }];
-    return isFinished(work) ? [{ do: "drop-update", task: work.report.task }] : [];
+    return isFinished(work) || isUnmasked(work) ? [{ do: "drop-update", task: taskOf(work)! }] : [];
   }
 
   #dropUnfinishedTask(): Command[] {
@@ -690,11 +741,12 @@ export class Session {
   #failTask(code: FailureCode, said: string): Command[] {
     const task = this.task;
     if (task === null) throw new Error("no task can fail where there is none");
-    const failed: Failed = { type: "failed", task, code, text: clip(said) };
-    if (code !== "stopping") this.failed = failed.text;
+    const why = clip(said);
+    const failed: Failed = { type: "failed", task, code, text: clip(toldOfFailure(givenTask(this.work), code, said)) };
+    if (code !== "stopping") this.failed = why;
     const sent = this.#sendIfOnline(failed);
     this.#unsentFailure = sent.length > 0 ? null : failed;
-    const text = `task ${task} failed: ${failed.text} [${code}]`;
+    const text = `task ${task} failed: ${why} [${code}]`;
     return [note(text, true), ...sent, ...this.#dropTask(), ...this.#closeForFault(`task ${task} failed`)];
   }
 
@@ -732,6 +784,13 @@ export class Session {
   }
 }
 
+/** Return the state in which an update is durable. */
+function held(result: Report | Task): Work {
+  return result.type === "report"
+    ? { is: "holding", report: result, reportedAgain: false }
+    : { is: "unweighed", task: result };
+}
+
 function send(message: FromDevice): Command {
   return { do: "send", message };
 }
@@ -740,6 +799,6 @@ function note(text: string, warning = false): Command {
   return { do: "note", text, warning };
 }
 
-function ignored(message: FromCoordinator, about: string): Command[] {
+function ignored(message: { readonly type: FromCoordinator["type"] }, about: string): Command[] {
   return [note(`${message.type} about ${about.slice(0, 64)} is ignored: it is not what the device works on`)];
 }

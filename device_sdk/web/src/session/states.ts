@@ -37,6 +37,13 @@ export type Unfinished =
   | { is: "storing"; assignment: Assignment; wanted: readonly [Wanted, ...Wanted[]] }
   | { is: "training"; assignment: Assignment };
 
+/** The update of a task with a `least_factor` is durable, and not masked. */
+export type Unmasked =
+  /** The device says so on each connection, until it is told what the update's staleness leaves of it. */
+  | { is: "unweighed"; task: Task }
+  /** It was told, and the masked update is being made durable. */
+  | { is: "masking"; task: Task };
+
 /** The update is durable. `reportedAgain`: a second time, since other bytes arrived the first time. */
 export type Finished =
   /** It is reported as soon as the device is online. Its upload is not granted. */
@@ -51,7 +58,8 @@ export type Work =
   /** The result is sent on each connection until it is answered. It is not durable. */
   | { is: "answered"; message: Reply }
   /** The task is trained; its update is being made durable. */
-  | { is: "saving"; report: Report }
+  | { is: "saving"; result: Report | Task }
+  | Unmasked
   | Finished;
 
 export function isUnfinished(work: Work): work is Unfinished {
@@ -62,9 +70,21 @@ export function isFinished(work: Work): work is Finished {
   return work.is === "holding" || work.is === "uploading" || work.is === "sent";
 }
 
+export function isUnmasked(work: Work): work is Unmasked {
+  return work.is === "unweighed" || work.is === "masking";
+}
+
 /** The task that the device works on or whose result it holds. */
 export function taskOf(work: Work): string | null {
   if (work.is === "idle") return null;
   if (isUnfinished(work)) return work.assignment.task.task;
+  if (isUnmasked(work)) return work.task.task;
+  if (work.is === "saving") return work.result.task;
   return work.is === "answered" ? work.message.task : work.report.task;
+}
+
+/** The task or question that the device was given, where it is still known. */
+export function givenTask(work: Work): Task | Question | null {
+  if (isUnfinished(work)) return work.assignment.task;
+  return isUnmasked(work) ? work.task : null;
 }

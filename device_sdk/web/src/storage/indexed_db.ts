@@ -68,6 +68,20 @@ class IndexedDbStore implements Store {
     return (await result(this.#begin("readonly", true).getAllKeys(range))) as string[];
   }
 
+  async keyPair(name: string, pair?: CryptoKeyPair): Promise<CryptoKeyPair | undefined> {
+    const values = this.#begin(pair === undefined ? "readonly" : "readwrite", true);
+    const { transaction } = values;
+    const done = new Promise<void>((resolve, reject) => {
+      transaction.oncomplete = () => resolve();
+      transaction.onabort = () => reject(storeError(transaction.error));
+    });
+    // In one transaction, so that of two tabs that make a pair both get the first one.
+    const kept: CryptoKeyPair | undefined = await result(values.get(name));
+    if (kept === undefined && pair !== undefined) values.put(pair, name);
+    await done;
+    return kept ?? pair;
+  }
+
   async claim(how: Claim): Promise<() => void> {
     const release = await claimLock(`${this.#database.name} of fleetlearn`, how);
     this.#lost = how.lost;

@@ -1,7 +1,10 @@
 /**
  * The finished update that the coordinator has not acknowledged, and what the device keeps from task to task.
  *
- *     pending/report, pending/parts      the update: its report, and the parts' bytes one after the other
+ *     pending/report, pending/parts      the update: its report, and the parts' bytes one after the other. Before it is
+ *                                        masked: its task, and the clipped update as float32
+ *     pending/share                      of an update that is not masked: its weight, and what checks its bytes, as JSON
+ *     masked                             the last tasks whose updates were masked, as JSON
  *     pending/room/PLACE                 what tries whether there is room; gone before training
  *     kept/BUNDLE                        the kept state (kept_state.ts) after the last task of a bundle
  *     personal/BUNDLE                    the personal model after the last task, where an algorithm has one
@@ -15,7 +18,7 @@ import { crc32 } from "../protocol/crc32.ts";
 import { joined } from "../protocol/deltas.ts";
 import { findEncoding } from "../protocol/encodings.ts";
 import { packChunk } from "../protocol/frames.ts";
-import { type Report, readFromDevice } from "../protocol/messages.ts";
+import { type Report, readFromCoordinator, readFromDevice, type Task } from "../protocol/messages.ts";
 import { StoreError } from "./errors.ts";
 import { json, readJson, type Store } from "./store.ts";
 
@@ -24,11 +27,17 @@ const PIECE = 1024 * 1024;
 /** Most bytes that `crypto.getRandomValues` gives at a time. */
 const RANDOM = 65536;
 
+/** How many masked tasks are remembered, so that none of them is masked again. */
+const MOST_MASKED = 100;
+
 /** What a task's training leaves, to be saved together. */
 export interface FinishedUpdate {
-  readonly report: Report;
-  /** The bytes of each of the report's parts. */
+  /** The report; the task, where its update is not masked yet. */
+  readonly result: Report | Task;
+  /** The bytes of each of the report's parts; of a task, its clipped update as float32. */
   readonly contents: readonly Uint8Array[];
+  /** The update's weight as a share of the largest one, where it is not masked yet. */
+  readonly share?: number;
   /** SHA-256 of the bundle's manifest. */
   readonly bundle: string;
   /** For the device's next task of this bundle; empty where it keeps nothing. */
@@ -47,13 +56,46 @@ export class Outbox {
   }
 
   /** Make an update durable, and with it what the device keeps: everything, or nothing. Rejects with StoreError. */
-  async save({ report, contents, bundle, keptState, tied, personal }: FinishedUpdate): Promise<void> {
-    const changes: Record<string, Uint8Array> = { "pending/report": json(report), "pending/parts": joined(contents) };
+  async save({ result, contents, share = 1, bundle, keptState, tied, personal }: FinishedUpdate): Promise<void> {
+    const parts = joined(contents);
+    const changes: Record<string, Uint8Array | null> = await this.#pending(result, parts);
+    if (result.type === "task") changes["pending/share"] = json({ share, crc32: crc32(parts) });
     if (keptState.length > 0) changes[`kept/${bundle}`] = bytesOf(keptState);
     if (personal !== null) changes[`personal/${bundle}`] = bytesOf(personal);
     for (const [name, vector] of Object.entries(tied))
-      changes[`tied/${bundle}/${report.task}/${name}`] = bytesOf(vector);
+      changes[`tied/${bundle}/${result.task}/${name}`] = bytesOf(vector);
     await this.#store.write(changes);
+  }
+
+  /** Put the masked update and its report in the place of the unmasked update: both, or nothing. Rejects with StoreError. */
+  async saveMasked(report: Report, content: Uint8Array): Promise<void> {
+    await this.#store.write(await this.#pending(report, content));
+  }
+
+  /** Return the clipped update that is to be masked, and its weight's share. Rejects with StoreError. */
+  async unmasked(task: string): Promise<{ update: Float32Array; share: number }> {
+    const [report, content] = [await readJson(this.#store, "pending/report"), await this.#store.read("pending/parts")];
+    const kept = (await readJson(this.#store, "pending/share")) as { share: number } | undefined;
+    if ((report as { task?: string } | undefined)?.task !== task || content === undefined || kept === undefined) {
+      throw new StoreError("the store has lost the finished update");
+    }
+    return { update: new Float32Array(content.slice().buffer), share: kept.share };
+  }
+
+  /** Return whether an update of this task was masked before, as far as is remembered. */
+  async wasMasked(task: string): Promise<boolean> {
+    return (await this.#maskedTasks()).includes(task);
+  }
+
+  async #maskedTasks(): Promise<readonly string[]> {
+    return ((await readJson(this.#store, "masked")) ?? []) as string[];
+  }
+
+  async #pending(result: Report | Task, content: Uint8Array): Promise<Record<string, Uint8Array | null>> {
+    const changes = { "pending/report": json(result), "pending/parts": content, "pending/share": null };
+    if (result.type !== "report" || result.sealed === null) return changes;
+    const tasks = [...(await this.#maskedTasks()).slice(1 - MOST_MASKED), result.task];
+    return { ...changes, masked: json(tasks) };
   }
 
   /**
@@ -82,16 +124,19 @@ export class Outbox {
     if (keys.length > 0) await this.#store.write(Object.fromEntries(keys.map((key) => [key, null])), false);
   }
 
-  /** Return the report of the update that an earlier process left. Deletes the update where it is damaged. */
-  async load(): Promise<Report | null> {
+  /** Return the report of the update that an earlier process left; its task, where it is not masked yet. Deletes the
+   * update where it is damaged. */
+  async load(): Promise<Report | Task | null> {
     const content = await this.#store.read("pending/report");
     await this.#dropRoom();
     if (content === undefined) return null;
     try {
-      const report = readFromDevice(new TextDecoder().decode(content));
-      if (report.type === "report" && (await this.#isIntact(report))) return report;
+      const frame = new TextDecoder().decode(content);
+      const result = JSON.parse(frame).type === "task" ? readFromCoordinator(frame) : readFromDevice(frame);
+      if (result.type === "report" && (await this.#isIntact(result))) return result;
+      if (result.type === "task" && (await this.#isUnmasked())) return result;
     } catch {
-      // not a report
+      // neither a report nor a task
     }
     await this.discard();
     return null;
@@ -99,7 +144,7 @@ export class Outbox {
 
   /** Delete the update, whatever task it is of. */
   async discard(): Promise<void> {
-    await this.#store.write({ "pending/report": null, "pending/parts": null });
+    await this.#store.write({ "pending/report": null, "pending/parts": null, "pending/share": null });
   }
 
   /** Delete the update if it is this task's. */
@@ -128,6 +173,12 @@ export class Outbox {
       begin += part.size;
       return bytes.length === part.size && crc32(bytes) === part.crc32;
     });
+  }
+
+  async #isUnmasked(): Promise<boolean> {
+    const content = await this.#store.read("pending/parts");
+    const kept = (await readJson(this.#store, "pending/share")) as { crc32: number } | undefined;
+    return content !== undefined && kept !== undefined && crc32(content) === kept.crc32;
   }
 
   /** Return what the last task of a bundle left under `kept` or `personal`; null before the first task. */

@@ -12,6 +12,9 @@ export interface Store {
   write(changes: Readonly<Record<string, Uint8Array | null>>, durable?: boolean): Promise<void>;
   /** Return the keys that begin so, in order. */
   keys(prefix: string): Promise<string[]>;
+  /** Keep a pair of keys that cannot be exported, unless there is one of this name; returns the one that is kept. Without
+   * a pair: returns it, or undefined where there is none. Left out: the store keeps bytes alone. Rejects with StoreError. */
+  keyPair?(name: string, pair?: CryptoKeyPair): Promise<CryptoKeyPair | undefined>;
   /** Wait until no other tab or worker uses the store. Returns a function that gives it back. Left out: nobody else can. */
   claim?(how: Claim): Promise<() => void>;
   close(): void;

@@ -9,6 +9,9 @@ import type { Evaluation, Question, Reply, Report, Task, VectorReference } from 
 import { chooseRuntime, type RuntimeOptions, rememberRuntime, startEngine, type Trial } from "../runtimes/choose.ts";
 import type { Engine, EngineName } from "../runtimes/engine.ts";
 import { StoppedError } from "../runtimes/errors.ts";
+import { shareOf } from "../secure/fixed_point.ts";
+import type { MaskedTask } from "../secure/task_terms.ts";
+import { MASKED_ONCE } from "../session/secure_tasks.ts";
 import type { Contents } from "../storage/contents.ts";
 import type { FinishedUpdate, Outbox } from "../storage/outbox.ts";
 import type { Store } from "../storage/store.ts";
@@ -17,8 +20,9 @@ import { type Bundle, openBundle } from "./bundle.ts";
 import { type Columns, FittedData } from "./data.ts";
 import { TrainingError } from "./errors.ts";
 import { keptStateSize, loadModel } from "./kept_state.ts";
+import type { Masker } from "./masker.ts";
 import { encodeParts } from "./sent_parts.ts";
-import { checkHyper, evaluateData } from "./train.ts";
+import { checkHyper, evaluateData, type TrainingResult } from "./train.ts";
 
 /** The device gives a task back after this many processes died during its training. */
 const MAX_STARTS = 3;
@@ -54,17 +58,19 @@ export class Trainer {
   readonly #outbox: Outbox;
   readonly #columns: Columns;
   readonly #runtimes: Runtimes;
+  readonly #masker: Masker;
   #opened: { bundle: Bundle; data: FittedData } | null = null;
   /** An engine that was started before there was a task, for the first bundle. */
   #spare: Engine | null = null;
   #preparing: Promise<void> | null = null;
   #turnBegan = 0;
 
-  constructor(contents: Contents, outbox: Outbox, columns: Columns, runtimes: Runtimes) {
+  constructor(contents: Contents, outbox: Outbox, columns: Columns, runtimes: Runtimes, masker: Masker) {
     this.#contents = contents;
     this.#outbox = outbox;
     this.#columns = columns;
     this.#runtimes = runtimes;
+    this.#masker = masker;
   }
 
   /** Whether what computes is started. */
@@ -147,6 +153,11 @@ export class Trainer {
   }
 
   async #train(task: Task, end: number): Promise<FinishedUpdate> {
+    const masked = isMasked(task);
+    if (masked) {
+      if (await this.#outbox.wasMasked(task.task)) throw new TrainingError("unsupported", MASKED_ONCE);
+      await this.#masker.prepare(task);
+    }
     const vectors: Record<string, Float32Array> = {};
     for (const reference of task.vectors) vectors[reference.name] = await this.#vector(reference);
     const { model: given, ...others } = vectors;
@@ -160,9 +171,8 @@ export class Trainer {
     const residual = leavesResidual(task.parts.update!);
     const keptElements = keptStateSize(bundle.manifest);
     const tiedVectors = (algorithm.tied ?? []).length + (residual ? 1 : 0) + (algorithm.personal === "model" ? 1 : 0);
-    await this.#outbox.tryRoom(
-      4 * (size * (Object.keys(task.parts).length + tiedVectors) + keptElements) + REPORT_BYTES,
-    );
+    const sentVectors = Object.keys(task.parts).length + (masked ? 1 : 0); // with a mask, in place of the one without
+    await this.#outbox.tryRoom(4 * (size * (sentVectors + tiedVectors) + keptElements) + REPORT_BYTES);
     const hasTied = residual || (algorithm.tied ?? []).length > 0;
     const tied = hasTied ? await this.#outbox.beginTied(task.bundle, task.kept, size) : {};
     const lostTied = (algorithm.tied ?? []).some((name) => task.kept !== null && tied[name] === undefined);
@@ -183,7 +193,7 @@ export class Trainer {
         batchSize: task.batch_size,
         seed: task.seed,
         timeBudget: end - performance.now(),
-        evaluate: task.evaluate,
+        evaluate: task.evaluate && !masked, // nothing that is measured is sent beside a masked update
         onBatch: (loss) => {
           if (loss !== undefined) this.progress = { step: (this.progress?.step ?? 0) + 1, steps, loss };
           return this.#countBatch();
@@ -191,10 +201,19 @@ export class Trainer {
       },
       personalEpochs: task.personal_epochs ?? task.epochs,
     });
-    const { contents, left, clipped } = encodeParts(task, outcome.parts, tied);
+    const asFloats = masked ? { ...task, parts: { update: "float32" } } : task;
+    const { contents, left, clipped } = encodeParts(asFloats, outcome.parts, tied);
     const hyper = checkHyper(task.hyper, bundle.manifest.hyper);
     const ownTied = tiedAsSent(task, hyper, outcome, contents.update!, bundle.manifest);
     const { result } = outcome;
+    this.#tell(task, result);
+    const kept = {
+      bundle: task.bundle,
+      keptState: result.keptState,
+      tied: { ...ownTied, ...left },
+      personal: outcome.personal ?? null,
+    };
+    if (masked) return { ...(await this.#masked(task, contents.update!, data.examples)), ...kept };
     const report: Report = {
       type: "report",
       task: task.task,
@@ -219,14 +238,25 @@ export class Trainer {
       sealed: null,
       signature: null,
     };
-    return {
-      report,
-      contents: Object.values(contents),
-      bundle: task.bundle,
-      keptState: result.keptState,
-      tied: { ...ownTied, ...left },
-      personal: outcome.personal ?? null,
-    };
+    return { result: report, contents: Object.values(contents), ...kept };
+  }
+
+  #tell(task: Task, { steps, epochs, complete, loss, milliseconds }: TrainingResult): void {
+    const partial = complete ? "" : " (partial: the time is over)";
+    const text = `trained ${steps} steps, ${epochs} epochs${partial}, loss ${loss}`;
+    this.#runtimes.log(`task ${task.task}: ${text}, in ${(milliseconds / 1000).toFixed(2)} s`, "info");
+  }
+
+  /** Mask the clipped update, float32, at once, or leave that until its staleness is known. */
+  async #masked(
+    task: MaskedTask,
+    content: Uint8Array,
+    examples: number,
+  ): Promise<Pick<FinishedUpdate, "result" | "contents" | "share">> {
+    const share = shareOf(examples, task.secure.most_weight);
+    if (task.secure.least_factor !== null) return { result: task, contents: [content], share };
+    const masked = await this.#masker.mask(task, new Float32Array(content.buffer), share, 1);
+    return { result: masked.report, contents: [masked.content] };
   }
 
   async #vector(reference: VectorReference): Promise<Float32Array> {
@@ -333,6 +363,11 @@ export class Trainer {
     }
     if (this.halt) throw new StoppedError("training was stopped");
   }
+}
+
+/** Return whether the task's update is to be masked. The session gives back tasks with `secure` that lack what it needs. */
+function isMasked(task: Task): task is MaskedTask {
+  return task.secure !== null;
 }
 
 /** Throw TrainingError unless a task asks for the values of buffers, uncompressed, exactly where the bundle has some. */

@@ -28,7 +28,7 @@ test.each<[Work, Link, string, number | undefined]>([
     "training",
     undefined,
   ],
-  [{ is: "saving", report }, OFFLINE, "uploading", 3],
+  [{ is: "saving", result: report }, OFFLINE, "uploading", 3],
   [{ is: "holding", report, reportedAgain: false }, ONLINE, "uploading", 3],
   [{ is: "holding", report, reportedAgain: false }, OFFLINE, "connecting", 3],
   [

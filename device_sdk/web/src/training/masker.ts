@@ -1,0 +1,77 @@
+/** Masks the updates of tasks with secure aggregation, with the device's own key. */
+
+import { crc32 } from "../protocol/crc32.ts";
+import { fromHex } from "../protocol/hex.ts";
+import type { Report, Task } from "../protocol/messages.ts";
+import { aboutUpdate } from "../secure/about.ts";
+import { type MaskedTask, termsOf, updateOf } from "../secure/task_terms.ts";
+import { deviceKey } from "../storage/device_key.ts";
+import type { Store } from "../storage/store.ts";
+import { TrainingError } from "./errors.ts";
+
+export class Masker {
+  readonly #store: Store;
+  readonly #device: string;
+
+  /** store: has the device's own key, or will. device: its name. */
+  constructor(store: Store, device: string) {
+    this.#store = store;
+    this.#device = device;
+  }
+
+  /** Fetch what masks, and make the device's own key, before a training that needs them. Rejects with TrainingError, where
+   * nothing can be sealed for the task's helper, with StoreError, and with Error where the code cannot be fetched. */
+  async prepare(task: MaskedTask): Promise<void> {
+    const { isKey } = await import("../secure/masking.ts");
+    if (!isKey(fromHex(task.secure.helper))) {
+      const text = `the task names the helper ${task.secure.helper}; what is sealed for that key anybody can open`;
+      throw new TrainingError("untrusted", text);
+    }
+    await deviceKey(this.#store);
+  }
+
+  /**
+   * Return the masked words of a clipped update, as they travel, and the report of them, which says nothing that was
+   * measured. Called once for a task whose words are sent: two masks of one update would tell of it.
+   *
+   * share: the update's weight as a share of the largest one. factor: what its staleness leaves of it.
+   */
+  async mask(
+    task: MaskedTask,
+    update: Float32Array,
+    share: number,
+    factor: number,
+  ): Promise<{ report: Report; content: Uint8Array }> {
+    const { maskUpdate } = await import("../secure/masking.ts");
+    const key = await deviceKey(this.#store);
+    const about = aboutUpdate(termsOf(task, update.length + 1), updateOf(task, this.#device));
+    const counted = { share, factor, bound: task.clip, bits: task.secure.bits };
+    const helper = fromHex(task.secure.helper);
+    const { content, sealed, signature } = await maskUpdate(update, counted, about, helper, key.sign);
+    const part = { name: "update", encoding: "masked", size: content.length, crc32: crc32(content) };
+    return { report: { ...withheld(task), parts: [part], sealed, signature }, content };
+  }
+}
+
+/** Return a report that says nothing of what the device measured: neither how many examples it has nor how it trained. */
+function withheld(task: Task): Report {
+  return {
+    type: "report",
+    task: task.task,
+    round: task.round,
+    parts: [],
+    examples: 1,
+    steps: 1,
+    epochs: task.epochs,
+    complete: true,
+    loss: 0,
+    metrics: {},
+    seconds: 0,
+    evaluation: null,
+    personal: null,
+    lost_tied: false,
+    clipped: null,
+    sealed: null,
+    signature: null,
+  };
+}
