@@ -2,6 +2,7 @@
 // fetched with the first task of secure aggregation alone is counted by itself.
 import { gzipSync } from "node:zlib";
 import { build } from "esbuild";
+import { fetchedAtOnce } from "./fetched_at_once.mjs";
 
 const LIMITS = { "fleetlearn-web without its runtime": 60 * 1024, "what secure aggregation fetches": 24 * 1024 };
 const options = { bundle: true, minify: true, format: "esm", splitting: true, external: ["onnxruntime-web"] };
@@ -13,17 +14,7 @@ const { outputFiles, metafile } = await build({
   ...options,
 });
 
-/** Return the files that are fetched with these: what they import, but not what they may import later. */
-function fetched(names) {
-  const found = new Set(names);
-  for (const name of found) {
-    for (const { path, kind } of metafile.outputs[name]?.imports ?? [])
-      if (kind === "import-statement") found.add(path);
-  }
-  return [...found].filter((name) => name in metafile.outputs);
-}
-
-const atOnce = fetched(["dist/index.js"]);
+const atOnce = fetchedAtOnce(metafile.outputs, ["dist/index.js"]);
 const later = Object.keys(metafile.outputs).filter((name) => !atOnce.includes(name));
 const kib = (bytes) => (bytes / 1024).toFixed(1);
 for (const [what, names] of Object.entries(LIMITS).map(([what], place) => [what, [atOnce, later][place]])) {

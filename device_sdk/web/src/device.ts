@@ -9,7 +9,7 @@ import type { DeviceState } from "./life/state.ts";
 import { type Conditions, checkConditions, UNKNOWN, watchSurroundings } from "./life/surroundings.ts";
 import { lastChosen, type RuntimeOptions, runtimeName } from "./runtimes/choose.ts";
 import { isEngineName } from "./runtimes/engine.ts";
-import { checkDemands, type SecureDemands } from "./session/secure_tasks.ts";
+import { checkSecureDemands, type SecureDemands } from "./session/secure_tasks.ts";
 import { Session, type Statement } from "./session/session.ts";
 import { Contents } from "./storage/contents.ts";
 import type { StoreError } from "./storage/errors.ts";
@@ -118,7 +118,7 @@ export class Device {
     if (options.runtime !== undefined && !isEngineName(options.runtime)) {
       throw new RangeError(`the runtime ${options.runtime} was given; expected wasm, webgpu, or wasm, N threads`);
     }
-    checkDemands(options.secure ?? {});
+    checkSecureDemands(options.secure ?? {});
     if (!isExamples(options.data)) examplesOf(options.data);
     this.#options = options;
   }

@@ -5,10 +5,11 @@ import { Driver } from "../src/driver/driver.ts";
 import { TIMING } from "../src/driver/timing.ts";
 import { Device, type DeviceOptions, type DeviceState, MemoryStore } from "../src/index.ts";
 import { crc32 } from "../src/protocol/crc32.ts";
-import type { Report } from "../src/protocol/messages.ts";
+import type { Report, Task } from "../src/protocol/messages.ts";
 import { startWasm } from "../src/runtimes/wasm.ts";
 import { Session } from "../src/session/session.ts";
 import { Outbox } from "../src/storage/outbox.ts";
+import { vectors } from "./support/vectors.ts";
 
 vi.mock("../src/runtimes/wasm.ts", () => ({ startWasm: vi.fn() }));
 
@@ -316,4 +317,78 @@ test("an erased device has stopped, and left nothing", async () => {
   await erased;
   expect(states.at(-1)).toMatchObject({ phase: "stopped", why: "the device was stopped" });
   expect(await store.keys("")).toEqual([]);
+});
+
+describe("an update that is not masked yet", () => {
+  const { task } = vectors("secure.json").training[0];
+  const given: Task = { ...task, vectors: task.vectors, secure: { ...task.secure, noise: null } };
+  const content = new Uint8Array(Float32Array.of(0.1, -0.2).buffer);
+  type Sent = { readonly type: string; readonly sealed?: string };
+
+  /** Leave it in the store, as a device does whose tab is closed, and serve until the device has asked about it. */
+  async function ask(): Promise<Socket> {
+    const kept = { keptState: new Float32Array(0), tied: {}, personal: null };
+    await new Outbox(store).save({ result: given, contents: [content], share: 0.5, bundle: given.bundle, ...kept });
+    served = device.serve();
+    await vi.waitFor(() => expect(types()).toContain("finished"));
+    return Socket.made.at(-1)!;
+  }
+  const types = (): string[] => Socket.made.at(-1)!.sent.map(({ type }) => type);
+  const reports = (): Sent[] => Socket.made.flatMap(({ sent }) => sent.filter(({ type }) => type === "report"));
+
+  test("is masked when its factor is known, and the masked one is in the store before it is reported", async () => {
+    const socket = await ask();
+    const saved: string[] = [];
+    const write = vi.spyOn(store, "write");
+    vi.spyOn(socket, "send").mockImplementation((frame) => {
+      if (JSON.parse(frame).type === "report") saved.push(...Object.keys(write.mock.calls.at(-1)![0]));
+      socket.sent.push(JSON.parse(frame));
+    });
+    socket.say({ type: "weighing", task: given.task, factor: 0.5 });
+    await vi.waitFor(() => expect(types()).toContain("report"));
+    expect(saved).toContain("pending/parts");
+    expect(reports()[0]!.sealed).toMatch(/^[0-9a-f]{160}$/);
+  });
+
+  test("is masked once: a device that is stopped meanwhile reports the same update at its next start", async () => {
+    const socket = await ask();
+    socket.say({ type: "weighing", task: given.task, factor: 0.5 });
+    await vi.waitFor(() => expect(types()).toContain("report"));
+    device.stop();
+    await pass(10);
+    await served;
+    device = make();
+    served = device.serve();
+    await vi.waitFor(() => expect(reports()).toHaveLength(2));
+    expect(reports()[1]).toEqual(reports()[0]);
+    expect(types()).toEqual(["check-in", "report"]);
+  });
+
+  test("that is cancelled while it is masked is gone, and the device goes on", async () => {
+    const socket = await ask();
+    socket.say({ type: "weighing", task: given.task, factor: 0.5 });
+    socket.say({ type: "cancel", task: given.task, code: "round-over" });
+    await vi.waitFor(async () => {
+      expect(states.at(-1)?.phase).toBe("waiting");
+      expect(await store.keys("pending/")).toEqual([]);
+    });
+    await pass(1);
+    expect(reports()).toEqual([]);
+    expect([Socket.made.length, states.at(-1)?.phase]).toEqual([1, "waiting"]);
+  });
+
+  test("ends with its task where it cannot be masked", async () => {
+    const socket = await ask();
+    vi.spyOn(crypto, "getRandomValues").mockImplementation(() => {
+      throw new Error("no randomness");
+    });
+    socket.say({ type: "weighing", task: given.task, factor: 0.5 });
+    await vi.waitFor(() => expect(types()).toContain("failed"));
+    expect(socket.sent.at(-1)).toMatchObject({
+      type: "failed",
+      code: "runtime-error",
+      text: expect.stringContaining("not told"),
+    });
+    expect(await store.keys("pending/")).toEqual([]);
+  });
 });

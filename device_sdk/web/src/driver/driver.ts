@@ -376,8 +376,9 @@ export class Driver {
   async #mask(task: MaskedTask, factor: number): Promise<void> {
     const { outbox, masker, session } = this.#parts;
     try {
-      const { update, share } = await outbox.unmasked(task.task);
-      const { report, content } = await masker.mask(task, update, share, factor);
+      const kept = await outbox.unmasked(task.task);
+      if (kept === null) throw new TrainingError("runtime-error", "the store has lost the finished update");
+      const { report, content } = await masker.mask(task, kept.update, kept.share, factor);
       await outbox.saveMasked(report, content);
       this.post(() => session.masked(report));
     } catch (error) {

@@ -40,7 +40,7 @@ const MAX_VECTORS = 8;
 export const MAX_KEYS = 8;
 const MAX_SIGNED = 32 * 1024;
 /** Most masked updates in one sum. */
-const MOST_REPORTS = 2 ** 16 + 1;
+export const MOST_REPORTS = 2 ** 16 + 1;
 const MOST_NEIGHBOURS = 96;
 
 export const identifier = pattern(/^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/);
@@ -268,6 +268,7 @@ export type Grant = Types<typeof FROM_COORDINATOR>["grant"];
 export type Waiting = Types<typeof FROM_COORDINATOR>["waiting"];
 export type Signed = Types<typeof FROM_COORDINATOR>["signed"];
 export type Trust = Types<typeof FROM_COORDINATOR>["trust"];
+export type Weighing = Types<typeof FROM_COORDINATOR>["weighing"];
 export type Welcome = Types<typeof FROM_COORDINATOR>["welcome"];
 export type Refused = Types<typeof FROM_COORDINATOR>["refused"];
 

@@ -3,7 +3,7 @@
 import { FAMILIES, FLOATS, isKnown } from "../protocol/encodings.ts";
 import { contentOf, EXCHANGE_KINDS } from "../protocol/exchanges.ts";
 import type { Question, Task } from "../protocol/messages.ts";
-import { MASKED, unmaskable } from "./secure_tasks.ts";
+import { MASKED, unknownMasking } from "./secure_tasks.ts";
 
 interface Exchange {
   readonly vectors: readonly string[];
@@ -43,7 +43,7 @@ export function unsupported(
   const families = task.secure === null ? FAMILIES : [MASKED];
   return (
     differing("sends the vectors", sent, exchange.vectors, FLOATS) ??
-    unmaskable(task) ??
+    unknownMasking(task) ??
     differing("asks for the parts", Object.entries(task.parts), parts, families) ??
     unknownNoise(task)
   );

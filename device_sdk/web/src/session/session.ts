@@ -40,7 +40,14 @@ import {
 import { signedBytes } from "../protocol/signing.ts";
 import { PRIVACY, unsupported } from "./abilities.ts";
 import type { Command, Wanted } from "./commands.ts";
-import { refusal, type SecureDemands, toldOfFailure } from "./secure_tasks.ts";
+import {
+  factorRefusal,
+  type GivenBack,
+  MASKED,
+  type SecureDemands,
+  secureRefusal,
+  toldOfFailure,
+} from "./secure_tasks.ts";
 import {
   givenTask,
   isFinished,
@@ -170,7 +177,7 @@ export class Session {
     const work = this.work;
     const finished = isFinished(work) ? work.report : isUnmasked(work) ? work.task : null;
     const held = finished === null ? null : { task: finished.task, round: finished.round };
-    const required = this.#demands.require === true ? ["secure-required"] : [];
+    const required = this.#demands.require === true;
     return [
       send({
         type: "check-in",
@@ -192,10 +199,10 @@ export class Session {
         wants: "tasks",
         ...stated,
         trusts: this.trusted,
-        exchanges: this.#options.exchanges ?? [],
+        exchanges: required ? [] : (this.#options.exchanges ?? []), // an answer tells of the data
         algorithms: this.#options.algorithms ?? [],
-        encodings: FAMILIES,
-        privacy: [...PRIVACY, ...required],
+        encodings: [...FAMILIES, MASKED],
+        privacy: required ? [...PRIVACY, "secure-required"] : PRIVACY,
       }),
     ];
   }
@@ -530,9 +537,16 @@ export class Session {
     this.work = { is: "locating", assignment: { task, deadline, arrived: [] } };
     const what = task.type === "task" ? `round ${task.round}, ${task.epochs} epochs` : task.kind;
     commands.push(note(`task ${task.task}: ${what}, ${task.deadline} s to the deadline`));
-    const lacking =
-      refusal(this.#demands, task) ?? unsupported(task, this.#options.algorithms ?? [], this.#options.exchanges ?? []);
-    return [...commands, ...(lacking === null ? this.#locate() : this.#failTask("unsupported", lacking))];
+    const why = this.#whyNot(task);
+    return [...commands, ...(why === null ? this.#locate() : this.#failTask(why.code, why.text))];
+  }
+
+  /** Return why the device does not do a task; null if it does. */
+  #whyNot(task: Task | Question): GivenBack | null {
+    const refused = secureRefusal(this.#demands, task);
+    if (refused !== null) return refused;
+    const lacking = unsupported(task, this.#options.algorithms ?? [], this.#options.exchanges ?? []);
+    return lacking === null ? null : { code: "unsupported", text: lacking };
   }
 
   /** Expect the chunks of the content that was asked for. */
@@ -584,14 +598,12 @@ export class Session {
   #mask({ task, factor, type }: Weighing): Command[] {
     const work = this.work;
     if (work.is !== "unweighed" || task !== this.task) return ignored({ type }, task);
-    const least = work.task.secure?.least_factor ?? 1;
-    if (factor < least) {
-      const text = `the update would count ${factor} times; the task promised at least ${least}`;
-      return this.#failTask("untrusted", text);
-    }
+    const why = factorRefusal(work.task.secure?.least_factor ?? 1, factor);
+    if (why !== null) return this.#failTask(why.code, why.text);
     this.work = { is: "masking", task: work.task };
     this.runningTask = task;
-    return [note(`task ${task}: the update counts ${factor} times`), { do: "mask-update", task: work.task, factor }];
+    const text = `task ${task}: the update counts for ${factor} of itself; it is masked now`;
+    return [note(text), { do: "mask-update", task: work.task, factor }];
   }
 
   /** A transfer lost its turn, or has none yet. For a fetch, the message alone starts the patience again. */

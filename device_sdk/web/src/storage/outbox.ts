@@ -72,13 +72,13 @@ export class Outbox {
     await this.#store.write(await this.#pending(report, content));
   }
 
-  /** Return the clipped update that is to be masked, and its weight's share. Rejects with StoreError. */
-  async unmasked(task: string): Promise<{ update: Float32Array; share: number }> {
-    const [report, content] = [await readJson(this.#store, "pending/report"), await this.#store.read("pending/parts")];
+  /** Return this task's clipped update, which is to be masked, and its weight's share; null where it was dropped, or is
+   * lost. */
+  async unmasked(task: string): Promise<{ update: Float32Array; share: number } | null> {
+    const report = (await readJson(this.#store, "pending/report")) as { task?: string } | undefined;
+    const content = await this.#store.read("pending/parts");
     const kept = (await readJson(this.#store, "pending/share")) as { share: number } | undefined;
-    if ((report as { task?: string } | undefined)?.task !== task || content === undefined || kept === undefined) {
-      throw new StoreError("the store has lost the finished update");
-    }
+    if (report?.task !== task || content === undefined || kept === undefined) return null;
     return { update: new Float32Array(content.slice().buffer), share: kept.share };
   }
 

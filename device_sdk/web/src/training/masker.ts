@@ -24,8 +24,10 @@ export class Masker {
   async prepare(task: MaskedTask): Promise<void> {
     const { isKey } = await import("../secure/masking.ts");
     if (!isKey(fromHex(task.secure.helper))) {
-      const text = `the task names the helper ${task.secure.helper}; what is sealed for that key anybody can open`;
-      throw new TrainingError("untrusted", text);
+      const text =
+        `the task's helper has the key ${task.secure.helper}, which is of small order: anybody could open what is sealed ` +
+        "for it";
+      throw new TrainingError("unsupported", text);
     }
     await deviceKey(this.#store);
   }

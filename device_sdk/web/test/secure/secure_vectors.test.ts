@@ -1,9 +1,12 @@
 import { describe, expect, test } from "vitest";
+import { readFromCoordinator } from "../../src/protocol/messages.ts";
 import { aboutUpdate, signedSeed } from "../../src/secure/about.ts";
 import { publicKeyOf, sign } from "../../src/secure/ed25519.ts";
 import { weightedWords } from "../../src/secure/fixed_point.ts";
+import { maskUpdate } from "../../src/secure/masking.ts";
 import { addMask } from "../../src/secure/masks.ts";
 import { seal } from "../../src/secure/sealed.ts";
+import { type MaskedTask, termsOf, trainingDigest, updateOf } from "../../src/secure/task_terms.ts";
 import { type Case, hex, toHex, vectors } from "../support/vectors.ts";
 
 const given = vectors("secure.json");
@@ -62,4 +65,22 @@ describe("what a seed is sealed about and how it is signed", () => {
     expect(toHex(publicKeyOf(hex(secret)))).toBe(key);
     expect(toHex(sign(hex(secret), content))).toBe(signature);
   });
+  test.each(given.training as Case[])("training: $name", ({ task, device, size, digest, about }) => {
+    const read = readFromCoordinator(JSON.stringify(task)) as MaskedTask;
+    expect(trainingDigest(read)).toBe(digest);
+    expect(toHex(aboutUpdate(termsOf(read, size), updateOf(read, device)))).toBe(about);
+  });
+});
+
+test.each(given.uploads as Case[])("uploads: $name", async (one) => {
+  const fractions = new Uint32Array(one.words.length);
+  addMask(fractions, hex(one.rounding));
+  const draws = {
+    fraction: drawing(Array.from(fractions, (word) => word / 2 ** 32)),
+    seed: hex(one.seed),
+    oneUse: hex(one.one_use),
+  };
+  const signing = async (content: Uint8Array): Promise<Uint8Array> => sign(hex(one.secret), content);
+  const made = await maskUpdate(floats(one.update), one, hex(one.about), hex(one.helper), signing, draws);
+  expect([toHex(made.content), made.sealed, made.signature]).toEqual([one.part, one.sealed, one.signature]);
 });

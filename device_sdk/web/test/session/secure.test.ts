@@ -3,7 +3,7 @@
 import { beforeEach, describe, expect, test } from "vitest";
 import type { Question, Report, Task } from "../../src/protocol/messages.ts";
 import type { Command } from "../../src/session/commands.ts";
-import { checkDemands, type SecureDemands } from "../../src/session/secure_tasks.ts";
+import { checkSecureDemands, type SecureDemands } from "../../src/session/secure_tasks.ts";
 import { Session } from "../../src/session/session.ts";
 
 const HELPER = "c".repeat(64);
@@ -15,6 +15,8 @@ const SECURE = {
   least_factor: null,
   helper: HELPER,
   noise: null,
+  session: null,
+  shares: {},
 } as const;
 const TASK: Task = {
   type: "task",
@@ -118,62 +120,85 @@ describe("what a device says of itself", () => {
     [{ require: true }, ["clip", "secure", "secure-required"]],
   ])("with the demands %o", (demands, privacy) => {
     make(demands);
-    expect(session.connected(0)[0]).toMatchObject({ message: { privacy } });
+    const exchanges = demands.require === true ? [] : ["evaluation"];
+    expect(session.connected(0)[0]).toMatchObject({ message: { privacy, exchanges } });
   });
 });
 
 describe("what its owner demands", () => {
-  test.each<[string, SecureDemands, Task | Question, string | null]>([
+  const plain: Task = { ...TASK, secure: null, parts: { update: "float32" } };
+  test.each<[string, SecureDemands, Task | Question, string | null, string?]>([
     ["nothing, and gets a mask", {}, TASK, null],
-    ["nothing, and gets none", {}, { ...TASK, secure: null, parts: { update: "float32" } }, null],
+    ["nothing, and gets none", {}, plain, null],
     ["nothing, and is asked", {}, QUESTION, null],
-    ["all that the task keeps", { require: true, helper: HELPER, minimum: 3 }, TASK, null],
-    ["a mask", { require: true }, { ...TASK, secure: null }, "the task does not mask the update (`secure`)"],
-    ["a mask, and is asked", { require: true }, QUESTION, "its answer to the question evaluation would have no mask"],
-    ["another helper", { helper: "f".repeat(64) }, TASK, `(secure.helper), and the task names ${HELPER}`],
+    ["all that the task keeps", { require: true, helper: HELPER, minimum: 3, leastFactor: 0.25 }, STALE, null],
+    ["all that a task without staleness keeps", { leastFactor: 1 }, TASK, null],
+    ["a mask", { require: true }, plain, "the task asks for the update as it is (no `secure`)", "unsupported"],
+    [
+      "a mask, and is asked",
+      { require: true },
+      QUESTION,
+      "the question evaluation tells of this device",
+      "unsupported",
+    ],
+    ["another helper", { helper: "f".repeat(64) }, TASK, `the task names the helper with the key ${HELPER}`],
     [
       "a helper, and there is none",
       { helper: HELPER },
       { ...TASK, secure: { ...SECURE, helper: null } },
-      "the task names none",
+      "names no helper",
     ],
     [
       "more devices",
       { minimum: 4 },
       TASK,
-      "no fewer than 4 updates be added up (secure.minimum), and the task allows 3",
+      "the updates of 3 devices be added up, and this device's owner wants at least 4",
     ],
-  ])("%s", (_, demands, task, why) => {
+    [
+      "a fresher update",
+      { leastFactor: 0.5 },
+      STALE,
+      "count for 0.25 of itself, and this device's owner wants at least 0.5",
+    ],
+  ])("%s", (_, demands, task, why, code = "untrusted") => {
     make(demands);
     if (why === null) expect(given(task)).toBeNull();
-    else expect(given(task)).toMatchObject({ code: "unsupported", text: expect.stringContaining(why) });
+    else expect(given(task)).toMatchObject({ code, text: expect.stringContaining(why) });
   });
 
   test.each<[SecureDemands, string]>([
-    [{ helper: "abc" }, "the helper abc was given"],
-    [{ helper: HELPER.toUpperCase() }, "64 hexadecimal digits"],
-    [{ minimum: 1 }, "secure.minimum is 1"],
+    [{ helper: "abc" }, "secure.helper is abc"],
+    [{ helper: HELPER.toUpperCase() }, "expected 64 of 0-9 and a-f"],
+    [{ minimum: 1 }, "secure.minimum is 1; expected 2 to 65537"],
+    [{ minimum: 65538 }, "secure.minimum is 65538"],
     [{ minimum: 2.5 }, "secure.minimum is 2.5"],
-  ])("that is no demand is an error: %o", (demands, text) => {
-    expect(() => checkDemands(demands)).toThrow(text);
+    [{ leastFactor: 0 }, "secure.leastFactor is 0"],
+    [{ leastFactor: 1.5 }, "secure.leastFactor is 1.5"],
+  ])("that makes no sense is an error: %o", (demands, text) => {
+    expect(() => checkSecureDemands(demands)).toThrow(text);
   });
 });
 
 describe("a task that cannot be masked here is given back", () => {
   test.each<[string, Partial<Task>, string]>([
-    ["pairwise", { secure: { ...SECURE, mode: "pairwise" } }, "together with other devices (pairwise)"],
-    ["noise", { secure: { ...SECURE, noise: 2 } }, "with noise under the mask"],
-    ["no helper", { secure: { ...SECURE, helper: null } }, "names no helper"],
-    ["no bound", { clip: null }, "does not bound the update (`clip`)"],
+    ["pairwise", { secure: { ...SECURE, mode: "pairwise" } }, 'in the mode "pairwise"; this device knows helper'],
+    ["no helper", { secure: { ...SECURE, helper: null } }, "names no helper's key"],
+    ["noise", { secure: { ...SECURE, noise: 2 } }, "with noise below the mask"],
+    ["noise before it", { local_noise: 0.5 }, "with noise before it"],
+    ["no bound", { clip: null }, "does not bound it (`clip`)"],
     ["kept dual", { algorithm: "feddyn" }, "to train with feddyn"],
-    ["no mask asked for", { parts: { update: "float32" } }, "asks for the parts update (float32)"],
+    ["no mask asked for", { parts: { update: "float32" } }, "and for it as float32; expected masked"],
     [
       "a part beside it",
       { parts: { update: "masked", buffers: "float32" } },
-      "asks for the parts update (masked), buffers (float32)",
+      "for the part buffers, which the mask does",
     ],
-    ["another part alone", { parts: { buffers: "masked" } }, "expected update (masked) alone"],
-    ["no part", { parts: { other: "masked" } }, "expected update (masked) alone"],
+    ["another part alone", { parts: { other: "masked" } }, "for the part other"],
+    [
+      "too many",
+      { secure: { ...SECURE, bits: 24, minimum: 257 } },
+      "of 24 bits, of which 256 can be added modulo 2^32",
+    ],
     [
       "masked without secure",
       { secure: null },
@@ -231,7 +256,7 @@ describe("an update whose staleness is not known yet", () => {
     const commands = weigh(0.2499);
     expect(kinds(commands)).toEqual(["failed", "drop-update", "close"]);
     expect(commands.find((one) => one.do === "send")).toMatchObject({
-      message: { code: "untrusted", text: "the update would count 0.2499 times; the task promised at least 0.25" },
+      message: { code: "untrusted", text: expect.stringContaining("was to count for 0.2499 of itself") },
     });
   });
   test("a factor above 1 breaks the protocol, and the update stays", () => {

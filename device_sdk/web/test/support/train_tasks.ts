@@ -8,9 +8,11 @@
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { readManifest } from "../../src/protocol/manifest.ts";
-import { type Report, readFromCoordinator, type Task } from "../../src/protocol/messages.ts";
+import { readFromCoordinator, type Task } from "../../src/protocol/messages.ts";
 import { sha256 } from "../../src/protocol/sha256.ts";
+import type { MaskedTask } from "../../src/secure/task_terms.ts";
 import { Contents } from "../../src/storage/contents.ts";
+import { rosterLine } from "../../src/storage/device_key.ts";
 import { Outbox } from "../../src/storage/outbox.ts";
 import { MemoryStore } from "../../src/storage/store.ts";
 import { Masker } from "../../src/training/masker.ts";
@@ -25,6 +27,8 @@ interface Spec {
   tasks: unknown[];
   /** Choose what computes as a page does that may have threads, on a machine with `cores` cores. */
   cores?: number;
+  /** What their staleness leaves of updates that are masked later. */
+  factor?: number;
 }
 
 async function trainAll(spec: Spec): Promise<void> {
@@ -41,16 +45,10 @@ async function trainAll(spec: Spec): Promise<void> {
     await store.write({ [`file/${entry.sha256}`]: new Uint8Array(readFileSync(join(spec.bundle, path))) });
   }
   const outbox = new Outbox(store);
-  const trainer = new Trainer(
-    new Contents(store),
-    outbox,
-    readNpz(spec.data),
-    {
-      store,
-      log: (text) => console.log(text),
-    },
-    new Masker(store, "device"),
-  );
+  const masker = new Masker(store, "device");
+  const log = (text: string): void => console.log(text);
+  const trainer = new Trainer(new Contents(store), outbox, readNpz(spec.data), { store, log }, masker);
+  writeFileSync(join(spec.output, "roster.txt"), await rosterLine(store, "device"));
   for (const [number, message] of spec.tasks.entries()) {
     const task = readFromCoordinator(JSON.stringify(message)) as Task;
     for (const vector of task.vectors) {
@@ -58,9 +56,14 @@ async function trainAll(spec: Spec): Promise<void> {
     }
     const finished = await trainer.train(task, 600);
     await outbox.save(finished);
-    const report = finished.result as Report; // none of these tasks is masked
+    let { result: report, contents } = finished;
+    if (report.type === "task") {
+      const { update, share } = (await outbox.unmasked(task.task))!;
+      const masked = await masker.mask(report as MaskedTask, update, share, spec.factor ?? 1);
+      ({ report, contents } = { report: masked.report, contents: [masked.content] });
+    }
     for (const [place, part] of report.parts.entries()) {
-      writeFileSync(join(spec.output, `${number}-${part.name}.bin`), finished.contents[place]!);
+      writeFileSync(join(spec.output, `${number}-${part.name}.bin`), contents[place]!);
     }
     writeFileSync(join(spec.output, `${number}-report.json`), JSON.stringify(report));
   }
