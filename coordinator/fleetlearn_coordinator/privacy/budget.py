@@ -171,9 +171,9 @@ class PrivacyAccount(msgspec.Struct, frozen=True):
             return self
         *earlier, last = self.segments
         last = msgspec.structs.replace(last, abandoned=last.abandoned + 1)
-        left = None if self.left is None else max(0, self.left - 1)
-        epsilon = spent([*earlier, last], self.delta)
-        return msgspec.structs.replace(self, segments=[*earlier, last], epsilon=epsilon, left=left)
+        # With mechanism distributed it may cost more than a release, of which limits let a device
+        # be in few.
+        return make_account([*earlier, last], self.budget, self.delta)
 
 
 def make_account(segments: Sequence[Segment], budget: float | None, delta: float) -> PrivacyAccount:

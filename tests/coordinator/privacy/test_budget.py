@@ -106,11 +106,11 @@ PARAMETERS = st.builds(
     noise=st.floats(0.5, 20.0),
     separation=st.integers(1, 5),
     participations=st.integers(1, 20),
-    mechanism=st.sampled_from(["gaussian", "local"]),
+    mechanism=st.sampled_from(["gaussian", "local", "distributed"]),
 )
 
 
-EVENTS = st.one_of(st.sampled_from(["release", "abandon", "restart"]), PARAMETERS)
+EVENTS = st.one_of(st.sampled_from(["release", "abandon", "abandon seen", "restart"]), PARAMETERS)
 
 
 @settings(max_examples=40)
@@ -127,6 +127,8 @@ def test_what_is_spent_never_falls(happened: list[Any]) -> None:
                 releases += 1
             case "abandon":
                 account = account.after_abandoned()
+            case "abandon seen":
+                account = account.after_abandoned(seen=True)
             case "restart":
                 account = msgspec.json.decode(msgspec.json.encode(account), type=PrivacyAccount)
             case _:
@@ -150,6 +152,23 @@ def test_releases_left_are_all_that_fit(
     after = [spent([*segments[:-1], segments[-1].after(n)], DELTA) for n in range(most + 2)]
     assert left == most or after[left + 1] > epsilon
     assert left == 0 or after[left] <= epsilon
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_sum_that_was_seen_costs_more_than_a_release_that_few_may_be_in(seen: bool) -> None:
+    """mu^2 of 16 allows 64 releases of each fourth of which a device is in one; a sum that came to
+    no release counts for every device, as four of them."""
+    terms: dict[str, Any] = {"mechanism": "distributed", "separation": 4}
+    account = make_account([segment(4.0, **terms)], 4.8866, DELTA)
+    assert account.left == 64
+    after = account.after_abandoned(seen=seen)
+    assert (after.left, after.rounds) == ((60, 1) if seen else (64, 0))
+    # Where no device may take part once more, releases cost nothing, and sums that are seen do.
+    capped = make_account([segment(4.0, **terms | {"participations": 15})], 4.8866, DELTA)
+    assert capped.left is None
+    for _ in range(2 * seen):
+        capped = capped.after_abandoned(seen=True)
+    assert capped.left == (56 if seen else None)
 
 
 def test_an_account_counts_its_releases() -> None:
