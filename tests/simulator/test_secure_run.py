@@ -28,6 +28,8 @@ HIDDEN: dict[str, Any] = {"plan__secure": SECURE}
 USUAL = {"goal": 8, "minimum": 2, "over_selection": 1.0, "deadline": 1000.0}
 SLOW_UPLOAD = {"latency": 0.0, "download": 1e12, "upload": 1.0}
 """Bytes a second: an update of 5 words takes 20 seconds."""
+DIFFERENT = {"tiers": {"device": {"latency": 0.0, "download": 1e12, "upload": 1e12, "spread": 0.5}}}
+"""No two devices are ready at the same time."""
 WAYS: dict[str, dict[str, Any]] = {
     "uniform": {"plan__round": USUAL | {"weighting": "uniform"}},
     "by examples": {
@@ -61,9 +63,10 @@ def test_the_models_are_those_of_clipped_updates(
 ) -> None:
     """Uploads take no time, so that staleness is the same where it is told before them. With
     [secure] a device counts once in a round of three."""
-    hidden = run(tmp_path, private_line, **HIDDEN, **WAYS[way])
-    once = {"plan__round__max_share": 0.34} if way == "buffered" else {}
-    shown = run(tmp_path, private_line, **UNHIDDEN, **WAYS[way], **once)
+    hidden = run(tmp_path, private_line, **HIDDEN, **WAYS[way], **DIFFERENT)
+    once = {"max_share": 0.34} if way == "buffered" else {}
+    alike = WAYS[way] | DIFFERENT | {"plan__round": WAYS[way]["plan__round"] | once}
+    shown = run(tmp_path, private_line, **UNHIDDEN, **alike)
     moved = np.abs(shown.model - open_bundle(private_line).parameters()).max()
     assert moved > 0.05
     # one rounding is at most a step of 2 C / 2^20, times a weight of 1 and the server's momentum
