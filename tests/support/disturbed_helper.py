@@ -28,7 +28,12 @@ from fleetlearn_coordinator.aggregation.updates import MaskedArray
 from fleetlearn_coordinator.secure.helper import Helper
 from fleetlearn_coordinator.secure.helper_book import HelperBounds, OnRecord
 from fleetlearn_coordinator.secure.helper_store import HelperStore
-from fleetlearn_device.training.masking import counted_words, mask_words, share_of
+from fleetlearn_device.training.masking import (
+    counted_words,
+    counted_words_with_noise,
+    mask_words,
+    share_of,
+)
 from fleetlearn_protocol.messages import UPDATE
 from fleetlearn_protocol.secure.about import MaskedUpdate, MaskTerms, about_update
 from fleetlearn_protocol.secure.fixed_point import Words
@@ -170,7 +175,11 @@ class MaskingDevice:
         update *= numbers.bound / max(1e-9, float(np.linalg.norm(update)))
         share = share_of(told.examples, None if numbers.equal else MOST_WEIGHT)
         exact = 0.999 * update.astype(np.float32)
-        words = counted_words(exact, share, told.factor, numbers.bound, numbers.bits, draw)
+        counted = exact, share, told.factor, numbers.bound, numbers.bits
+        if numbers.noise:
+            words = counted_words_with_noise(*counted, numbers.noise, draw)
+        else:
+            words = counted_words(*counted, draw)
         run.disturbances.may_die("device")
         plain = words.copy()
         named = MaskedUpdate(self.name, told.task, told.round, model(told.round))
@@ -436,7 +445,10 @@ class Rehearsal:
         """Rounds."""
         self.buffered = random.random() < 0.4
         """Whether a late update counts in a later round."""
-        self.numbers = FixedPoint(1.0, random.choice([16, 18, 20]), random.random() < 0.5)
+        bits, equal = random.choice([16, 18, 20]), random.random() < 0.5
+        # With privacy.mechanism = "distributed" devices add noise, and all weigh the same.
+        noise = 300.0 if equal and random.random() < 0.5 else 0.0
+        self.numbers = FixedPoint(1.0, bits, equal, noise)
         numbers = self.numbers
         self.rules = masked_rules_of(aggregators={UPDATE: modular_sum(numbers)}, secure=numbers)
         key = private_key().public_key().public_bytes_raw()
