@@ -12,6 +12,7 @@ from fleetlearn_coordinator.aggregation.staleness import StalenessConstants, pol
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet.masked_reports import MaskedReports
+from fleetlearn_simulator.fleet.simulated_helper import SimulatedHelper
 from virtual import Driven, drive, make_scenario, simulate_in_parts
 
 CLIP = 0.5
@@ -76,6 +77,91 @@ def test_the_models_are_those_of_clipped_updates(
     ]
     if way in ("carried", "buffered"):
         assert max(row["staleness"]["max"] for row in hidden.rounds) > 1
+
+
+PRIVATE = {"noise": 1.0, "delta": 1e-6, "population": 80, "clip": CLIP}
+
+
+DISTRIBUTED = {"mechanism": "distributed", "population": 8000, "noise": 1.0}
+MASKED = WAYS | {
+    "private": {
+        "plan__recipe": "dp-fedavg",
+        "plan__round": USUAL,
+        "plan__privacy": PRIVATE,
+        "plan__stop": {"rounds": 5},
+    },
+    "distributed noise": {
+        "plan__recipe": "dp-fedavg",
+        "plan__round": USUAL | {"minimum": 8},
+        "plan__privacy": PRIVATE | DISTRIBUTED,
+        "plan__stop": {"rounds": 5},
+    },
+}
+QUICK = ("by examples", "carried", "buffered")
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=() if way in QUICK else pytest.mark.slow) for way in MASKED]
+)
+def test_with_masks_and_a_helper_the_models_are_the_same(
+    tmp_path: Path, private_line: Path, way: str
+) -> None:
+    """Bit for bit: seeds are sealed and signed, and the helper's own code adds the masks up."""
+    without = run(tmp_path, private_line, **HIDDEN, **MASKED[way])
+    masks = {"coordinator": {"masks": True}}
+    masked = run(tmp_path, private_line, **HIDDEN, **MASKED[way], **masks)
+    assert masked.model.tobytes() == without.model.tobytes()
+    assert [row["change"] for row in masked.rounds] == [row["change"] for row in without.rounds]
+
+
+def test_masked_runs_go_on_after_a_stop_and_after_the_coordinators_death(
+    tmp_path: Path, private_line: Path
+) -> None:
+    masks = {"masks": True, "crashes": [35.0, 131.0], "restart": 3.0}
+    usual = HIDDEN | WAYS["buffered"] | DIFFERENT | {"plan__stop": {"rounds": 5}}
+    given = make_scenario(tmp_path, private_line, 8, **usual, coordinator=masks)
+    whole = drive(given)
+    assert whole.when("crash")
+    without = drive(
+        make_scenario(tmp_path, private_line, 8, **usual, coordinator=masks | {"masks": False})
+    )
+    assert without.model.tobytes() == whole.model.tobytes()
+    parts = simulate_in_parts(given, tmp_path / "parts")
+    assert parts.model.tobytes() == whole.model.tobytes()
+
+
+def test_what_the_coordinator_adds_is_masked(
+    tmp_path: Path, private_line: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every word is far from what the device wrote, and a sum with a mask left in is refused."""
+    seen = []
+    of = MaskedReports.of
+
+    def noted(self: MaskedReports, *about: Any) -> Any:
+        reports = of(self, *about)
+        seen.append(reports.parts["update"])
+        return reports
+
+    monkeypatch.setattr(MaskedReports, "of", noted)
+    masks = {"coordinator": {"masks": True}}
+    run(tmp_path, private_line, **HIDDEN, **WAYS["uniform"], **masks)
+    words = np.concatenate(seen)
+    assert words.shape[1] == 5
+    assert (words >= 2**20).mean() > 0.99, "20 bits, and masks of 32"
+    monkeypatch.setattr(SimulatedHelper, "sum_of_masks", lambda self: np.zeros(5, np.uint32))
+    with pytest.raises(ValueError, match="A mask was not taken off"):
+        run(tmp_path, private_line, **HIDDEN, **WAYS["uniform"], **masks)
+
+
+def test_the_helpers_refusals_end_the_run_by_name(
+    tmp_path: Path, private_line: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masks = {"coordinator": {"masks": True}}
+    with pytest.raises(SimulatorError, match=r"masks = true needs a plan with \[secure\]"):
+        make_scenario(tmp_path, private_line, 8, **masks)
+    monkeypatch.setattr(SimulatedHelper, "_enrol", lambda self, names: None)
+    with pytest.raises(SimulatorError, match=r"\(unknown-device\): 8 devices"):
+        run(tmp_path, private_line, **HIDDEN, **WAYS["uniform"], **masks)
 
 
 def test_nothing_of_single_devices_is_shown(tmp_path: Path, private_line: Path) -> None:

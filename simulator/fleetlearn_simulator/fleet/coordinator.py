@@ -24,12 +24,12 @@ from fleetlearn_device.training.algorithms import ALGORITHMS
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT16, find_encoding
 from fleetlearn_protocol.messages import BUFFERS, UPDATE, Evaluation
-from fleetlearn_protocol.vector import Vector
+from fleetlearn_protocol.vector import Vector, digest
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet import selection
 from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices, rows_of
-from fleetlearn_simulator.fleet.masked_reports import MaskedReports
+from fleetlearn_simulator.fleet.masked_reports import masked_reports
 from fleetlearn_simulator.fleet.round_costs import RoundCosts
 from fleetlearn_simulator.fleet.round_training import RoundTraining
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
@@ -66,10 +66,13 @@ class SimulatedCoordinator:
         """Whether its process is dead."""
         self.rules = replace(rules, metrics=("loss", *self.metrics))  # the order of rounds.jsonl
         self.weights = self.plan.update_weights()
-        self.masked = (
-            None
-            if rules.secure is None
-            else MaskedReports(rules.secure, self.plan.largest_weight, scenario.seed)
+        self.masked = masked_reports(
+            self.plan,
+            bundle.manifest,
+            bundle.sha256,
+            scenario.seed,
+            self.engine.prefix,
+            scenario.coordinator.masks,
         )
         """What hides each update. None: the coordinator sees them."""
         model = bundle.parameters()[: bundle.manifest.size].copy()
@@ -125,6 +128,8 @@ class SimulatedCoordinator:
         """Devices whose reports were accepted, in order."""
         self.given_in: list[int] = []
         """Where updates may be stale: the rounds in which the tasks of these reports were given."""
+        if self.masked is not None:
+            self.masked.begin_round()
         size, keeps = self.state.model.size, self.rules.aggregators[UPDATE].keeps_updates
         self._file = UpdateFile(size) if keeps and size >= LARGE_UPDATE else None
 
@@ -161,11 +166,17 @@ class SimulatedCoordinator:
         not told."""
         self.round.accept(reports)
         self.round.add(replace(reports, parts=parts_to_add(reports, self._file)))
+        if self.masked is not None:
+            self.masked.accept(tasks, rows, self._model_given)
         self.weights.count(self.engine.report_terms(tasks.name[rows][0]).round, tasks.name[rows])
         self.costs.accept(tasks, rows, times)
         self.devices += tasks.device[rows]
         if self.outlive:
             self.given_in += tasks.round[rows]
+
+    def _model_given(self, round: int) -> str:
+        """Return the SHA-256 of the model that this round's tasks began from."""
+        return digest(self.training.given[round].inputs.model)
 
     def _factors_told(
         self, tasks: RunningTasks, rows: slice, reports: ReportColumns

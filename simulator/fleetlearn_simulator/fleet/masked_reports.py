@@ -1,31 +1,52 @@
 """What the coordinator gets of devices whose plan has [secure]: updates in fixed point, and nothing
 that a single device measures.
 
-No masks are added: their sum is taken off again before anybody looks at the sum of the updates, so
-that the models are the same with them, bit for bit.
+By default no masks are added: their sum is taken off again before anybody looks at the sum of the
+updates, so that the models are the same with them, bit for bit. ``coordinator.masks`` of a scenario
+adds them, and asks a helper (``simulated_helper.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.plan.secure_rules import fixed_point
+from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import UPDATE
 from fleetlearn_protocol.secure.fixed_point import Words
 
 from fleetlearn_simulator.fleet.fixed_point_updates import weighted_rows
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 
+if TYPE_CHECKING:
+    from fleetlearn_simulator.fleet.simulated_helper import SimulatedHelper
+
 
 class MaskedReports:
     """The reports of a plan's devices, and the masks of each round."""
 
-    def __init__(self, numbers: FixedPoint, largest_weight: int, seed: int) -> None:
-        """``largest_weight``: of an update. ``seed``: of the simulation."""
+    def __init__(
+        self,
+        numbers: FixedPoint,
+        largest_weight: int,
+        seed: int,
+        helper: SimulatedHelper | None = None,
+    ) -> None:
+        """``largest_weight``: of an update. ``seed``: of the simulation. ``helper``: who adds masks
+        up, if there are some."""
         self._numbers, self._largest_weight, self._seed = numbers, largest_weight, seed
+        self._helper = helper
+
+    def begin_round(self) -> None:
+        """A round opens: nothing is in its sum."""
+        if self._helper is not None:
+            self._helper.begin_round()
 
     def of(
         self, reports: ReportColumns, tasks: RunningTasks, rows: slice, factors: Sequence[float]
@@ -44,12 +65,22 @@ class MaskedReports:
             np.array(tasks.device[rows][:size], np.int64),
             np.array(tasks.seed[rows][:size], np.int64),
         )
+        if self._helper is not None:
+            self._helper.mask(words, tasks, rows)
         return withheld_columns(reports, words)
+
+    def accept(self, tasks: RunningTasks, rows: slice, model_of: Callable[[int], str]) -> None:
+        """The masked updates of these tasks count. ``model_of``: round -> SHA-256 of the model that
+        its tasks began from."""
+        if self._helper is not None:
+            self._helper.accept(tasks, rows, model_of)
 
     def masks(self, size: int) -> Words:
         """Return the sum of the masks of the round's updates: uint32, shape (P + 1,). ``size``: of
-        the model."""
-        return np.zeros(size + 1, np.uint32)
+        the model. Raises SimulatorError where the helper refuses."""
+        if self._helper is None:
+            return np.zeros(size + 1, np.uint32)
+        return self._helper.sum_of_masks()
 
 
 def withheld_columns(reports: ReportColumns, words: Words) -> ReportColumns:
@@ -71,3 +102,25 @@ def withheld_columns(reports: ReportColumns, words: Words) -> ReportColumns:
         lost_tied=(),
         clipped=(),
     )
+
+
+def masked_reports(
+    plan: Plan, manifest: Manifest, bundle: str, seed: int, prefix: str, masks: bool
+) -> MaskedReports | None:
+    """Return what hides the updates of a plan's devices. None: nothing does.
+
+    bundle: SHA-256 of the bundle. seed: of the simulation. prefix: of all tasks' names. masks:
+    whether there are real masks, and a helper.
+    """
+    numbers = fixed_point(plan)
+    if numbers is None or plan.secure is None:
+        return None
+    helper = None
+    if masks:
+        # Imports cryptography, which other runs do not need.
+        from fleetlearn_simulator.fleet.simulated_helper import HelperTerms, SimulatedHelper
+
+        one_model = not plan.engine_settings(0.0).outlive
+        terms = HelperTerms(bundle, manifest.size + 1, plan.secure.minimum, one_model)
+        helper = SimulatedHelper(seed, terms, prefix)
+    return MaskedReports(numbers, plan.largest_weight, seed, helper)

@@ -299,6 +299,8 @@ def _fleet_contradictions(scenario: Scenario) -> Iterator[str]:
     }.items():
         if population.connected > most:
             yield f"population.connected = {population.connected} is more than {key} = {most}"
+    if scenario.coordinator.masks and plan.secure is None:
+        yield "coordinator.masks = true needs a plan with [secure]: no other has masks"
     rest = plan.selection.once_in or 1
     if rest > 1 and population.size < rest * minimum:
         yield (

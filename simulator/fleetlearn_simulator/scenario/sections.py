@@ -261,6 +261,10 @@ class Coordinator(Section, frozen=True, kw_only=True):
     """Whether at most ``service.downloads`` devices download at a time, and at most
     ``service.uploads`` upload, while the others wait, as with the server. Default: all transfer at
     once."""
+    masks: bool = False
+    """Whether devices of a plan with [secure] add masks, which a helper in the simulator's own
+    process adds up. Default: updates are in fixed point without masks, which gives the same models
+    in less time."""
 
 
 _SIZES = {"examples": None, "power": None, "largest": None}
