@@ -14,7 +14,7 @@ from _dropout_figures import FILE, MARKERS, STYLE
 from fleetlearn_simulator.results.html_page import COLOURS
 from matplotlib.figure import Figure
 
-NAMES = {"gaussian": "independent noise", "dp-ftrl": "BLT"}
+NAMES = {"gaussian": "independent noise", "dp-ftrl": "BLT", "distributed": "on devices"}
 CLIPPED, NEITHER = "clipped", "neither"
 WITHOUT_NOISE = CLIPPED, NEITHER
 """Kinds of runs without noise: with the clipping of the others, and without."""

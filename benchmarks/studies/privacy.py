@@ -44,6 +44,10 @@ PER_COHORT = 10
 SEPARATION = 5
 """Releases from one participation of a device to its next."""
 CLIP, EPOCHS, BATCH, LR = 0.5, 5, 10, 0.3
+FEWEST = 0.8
+"""The share of a cohort that noise on devices is for (secure.minimum). All of them report."""
+HELPER = {"helper": "https://helper.example:8770", "key": "0" * 64, "certificate": "0" * 64}
+"""Of [secure]. Nobody asks it: the simulator adds masks neither up nor on."""
 NEXT_TO_NONE = 0.002
 """The noise multiplier of runs that only clip: the least that a plan takes is 0.001."""
 FEATURES = {"digits": scans.PIXELS, "synthetic": 60}
@@ -62,7 +66,7 @@ class Cell(NamedTuple):
     epsilon: float
     """Infinite: without noise."""
     mechanism: str
-    """``gaussian`` or ``dp-ftrl``; without noise one of ``WITHOUT_NOISE``."""
+    """``gaussian``, ``dp-ftrl`` or ``distributed``; without noise one of ``WITHOUT_NOISE``."""
 
     @property
     def file(self) -> str:
@@ -125,6 +129,9 @@ def scenario(bundle: Path, cell: Cell, rounds: int) -> Scenario:
             "separation": SEPARATION,
             **(own if cell.epsilon < inf else {"noise": NEXT_TO_NONE}),
         }
+    if cell.mechanism == "distributed":
+        fewest = round(FEWEST * cell.cohort)
+        plan["secure"] = {"mode": "helper", **HELPER, "minimum": fewest}
     drawn = {"kind": "function", "function": "_privacy_data:make", "path": str(HERE)}
     made = {"kind": "synthetic", "iid": True, "examples": BATCH}
     tables = {
