@@ -24,6 +24,7 @@ import {
 import { ask, likeliest, probabilities, showGuesses } from "./train/guess.ts";
 import { showDevice } from "./train/panel.ts";
 import { Phone, STORE } from "./train/phone.ts";
+import { wireRosterLine } from "./train/roster.ts";
 
 /** The choices that are check boxes, by their ids. */
 const SWITCHES = ["awake", "charging", "unmetered"] as const;
@@ -80,6 +81,7 @@ export class Joined {
     await this.#look();
     this.#isOpen = true;
     the("awake-box").hidden = !ScreenLock.isSupported;
+    the("roster-box").hidden = !this.#records.lasting; // the device has no name then before it trains
     the("asking").hidden = !this.#records.lasting; // another worker asks: it finds the model in the database alone
     this.#padChanged();
     this.#showDrawings();
@@ -118,6 +120,7 @@ export class Joined {
     }
     for (const name of ["online", "offline"]) addEventListener(name, () => this.#show());
     setInterval(() => this.#show(), 2000);
+    wireRosterLine();
     press("pill", () => the("phone").scrollIntoView({ block: "start" }));
   }
 

@@ -21,6 +21,8 @@ import fleetlearn.protocol.readManifest
 import fleetlearn.protocol.sha256
 import fleetlearn.protocol.signedBytes
 import fleetlearn.protocol.unpackChunk
+import fleetlearn.session.PRIVACY
+import fleetlearn.session.unsupported
 import fleetlearn.storage.bytesOf
 import fleetlearn.storage.floatsOf
 import java.io.File
@@ -41,6 +43,7 @@ fun main(arguments: Array<String>) {
     vector(read(folder, "vector.json"))
     manifests(read(folder, "manifest.json"))
     signatures(read(folder, "signing.json"))
+    masked(read(folder, "secure.json"))
     println("$tried cases, $wrong differ")
     exitProcess(if (wrong == 0) 0 else 1)
 }
@@ -181,6 +184,20 @@ private fun Case.cases(name: String): List<Case> {
 private fun Case.case(name: String): Case {
     @Suppress("UNCHECKED_CAST")
     return this[name] as Case
+}
+
+/** This SDK cannot mask: it says so at the check-in, and gives back each such task, whatever parts it asks for. */
+private fun masked(file: Case) {
+    equal(mapOf("name" to "abilities"), "secure" in PRIVACY, false)
+    for (case in file.cases("training")) {
+        val fields = case["task"] as Map<*, *>
+        for (encoding in listOf("masked", "float32")) {
+            // The first words of what the device says are of the first thing that it lacks.
+            val task = fields + mapOf("parts" to mapOf("update" to encoding), "algorithm" to "plain")
+            val said = unsupported(readFromCoordinator(Json.write(task)))
+            equal(case, said, "the task asks for a masked update; this device cannot mask")
+        }
+    }
 }
 
 private fun known(case: Case) = (case["encoding"] as String).substringBefore("-") in FAMILIES

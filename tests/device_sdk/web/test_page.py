@@ -24,6 +24,10 @@ NOBODY = "ws://127.0.0.1:9"
 TOKEN = "t" * 43
 
 
+ROSTER_LINE = re.compile(r"^[A-Za-z0-9][\w.-]* [0-9a-f]{64}$")
+"""The device's name and its public key."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "height", "scheme"),
@@ -79,6 +83,7 @@ def test_each_view_fits_and_axe_finds_nothing(
         for summary in page.locator("summary").all():
             summary.click()
         expect(page.locator("#rounds tr")).to_have_count(3)
+        expect(page.locator("#roster-line")).to_have_text(ROSTER_LINE)
         look("drawings, and all that can be opened")
         page.get_by_role("button", name="Start training").click()
         expect(page.locator("#phase")).to_have_text("Connecting")

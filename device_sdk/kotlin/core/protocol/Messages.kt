@@ -38,6 +38,7 @@ val identifier = pattern("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 val digest = pattern("[0-9a-f]{64}")
 private val bytes64 = pattern("[0-9a-f]{128}")
 private val bytes80 = pattern("[0-9a-f]{160}")
+private val bytes82 = pattern("[0-9a-f]{164}")
 val name = pattern("[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 private val forPeople = text(MAX_TEXT)
 private val label = text(100)
@@ -67,7 +68,8 @@ private val secureTask = fields(
     "mode" to oneOf("helper", "pairwise"), "minimum" to integer(2, 65537), "bits" to integer(8, 24),
     "most_weight" to optional(nullable(integer(1)), null),
     "least_factor" to optional(nullable(number(1e-30, 1.0)), null), "helper" to optional(nullable(digest), null),
-    "noise" to optional(nullable(positive), null),
+    "noise" to optional(nullable(positive), null), "session" to optional(nullable(digest), null),
+    "shares" to optional(record(identifier, bytes82, 96), emptyMap<String, Any>()),
 )
 private val part =
     fields("name" to identifier, "encoding" to identifier, "size" to vectorSize, "crc32" to integer(0, (1L shl 32) - 1))

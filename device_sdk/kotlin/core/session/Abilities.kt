@@ -7,7 +7,7 @@ import fleetlearn.protocol.Message
 import fleetlearn.protocol.contentOf
 import fleetlearn.protocol.objects
 
-/** What this SDK can do for privacy, as a check-in says it. It adds no noise. */
+/** What this SDK can do for privacy, as a check-in says it. It adds no noise, and no masks. */
 val PRIVACY = listOf("clip")
 
 /** Return what of a task or a question this SDK cannot do, for people; null if it can do all. Throws ProtocolException
@@ -21,6 +21,7 @@ private fun unknownTask(task: Message): String? {
     if (task["local_noise"] != null) {
         return "the task asks the device to add noise to its update; this device cannot do that"
     }
+    if (task["secure"] != null) return "the task asks for a masked update; this device cannot mask"
     // Whether the bundle has buffers is known once it is here.
     val wanted = listOf("update") + if ("buffers" in parts) listOf("buffers") else emptyList()
     return differing("sends the vectors", sent(task), listOf("model"), listOf(Float32.name))
