@@ -571,8 +571,8 @@ class Grant(Message, frozen=True, tag="grant"):
 
 
 class TaskWeighing(Message, frozen=True, tag="weighing"):
-    """The answer to `finished`: multiply the update by this, mask it, and report. The same for a
-    task however often the device asks."""
+    """The answer to `finished`: multiply the update by this, mask it, and report. A device that
+    hears several for a task masks with the first."""
 
     task: Identifier
     """The task that is finished."""

@@ -64,6 +64,15 @@ class EnginePort:
     def leave(self, device: str, now: float) -> None:
         self.carry_out(self.engine.disconnect(device, now))
 
+    def weigh(self, device: str, task: str, now: float) -> float | None:
+        """Where reports may be stale, half of the update is left for each version."""
+        if self.has_counted(device, task):
+            return None
+        self.carry_out(self.engine.announce(device, task, 0, now))
+        if not self.engine.settings.outlive:
+            raise ProtocolError(Code.BAD_MESSAGE, "no factor is asked for")
+        return float(0.5 ** self.engine.report_terms(device).staleness)
+
     def count_report(self, device: str, task: str, now: float) -> None:
         self.carry_out(self.engine.count_report(device, task, now))
 

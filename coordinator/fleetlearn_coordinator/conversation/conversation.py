@@ -37,6 +37,7 @@ from fleetlearn_protocol.messages import (
     Report,
     Task,
     TaskFinished,
+    TaskWeighing,
     Uploaded,
     Waiting,
     decode_from_device,
@@ -364,8 +365,13 @@ class Conversation:
     # Uploads
 
     def _finished(self, device: str, message: TaskFinished) -> None:
-        text = f"task {message.task}: no task asks for this yet"
-        self._refuse(ProtocolError(Code.NOT_WANTED, text), message.task)
+        try:
+            factor = self.port.weigh(device, message.task, self.seen)
+        except ProtocolError as error:
+            self._refuse_or_reject(device, message.task, error)
+            return
+        answer = Accepted(message.task) if factor is None else TaskWeighing(message.task, factor)
+        self._owner.perform(SendMessage(answer))
 
     def _report(self, device: str, message: Report) -> None:
         try:
@@ -373,11 +379,7 @@ class Conversation:
                 self._owner.perform(SendMessage(Accepted(message.task)))
                 return
         except ProtocolError as error:
-            if isinstance(error, PrivacyLimitError) or error.code in WRONG_REPORTS:
-                self._stop_upload()
-                self._reject(device, message.task, error)
-            else:
-                self._refuse(error, message.task)
+            self._refuse_or_reject(device, message.task, error)
             return
         if self.upload is None or self.upload.report != message:
             self._stop_upload()
@@ -468,6 +470,15 @@ class Conversation:
             self._uploads.grant(self.seen)
         else:
             self._reject(device, task, error)
+
+    def _refuse_or_reject(self, device: str, task: str, error: ProtocolError) -> None:
+        """Refuse what a device says of a task that it has done, and end the task where the device
+        would say the same again."""
+        if isinstance(error, PrivacyLimitError) or error.code in WRONG_REPORTS:
+            self._stop_upload()
+            self._reject(device, task, error)
+        else:
+            self._refuse(error, task)
 
     def _reject(self, device: str, task: str, error: ProtocolError) -> None:
         self._refuse(error, task, ends_task=True)

@@ -62,6 +62,13 @@ class Port(Protocol):
         the task.
         """
 
+    def weigh(self, device: str, task: str, now: float) -> float | None:
+        """Return what its staleness leaves now of the update of this task, which the device will
+        mask and report: from 0 to 1. None: its report has counted already.
+
+        Raises ProtocolError as ``announce`` does; bad-message where the task asks for no factor.
+        """
+
     def save_update(
         self, device: str, report: Report, spool: int, largest: Mapping[str, float]
     ) -> None:

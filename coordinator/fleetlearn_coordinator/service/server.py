@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+import msgspec
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import MAX_TEXT, Code, FleetError, ProtocolError, in_words
 from fleetlearn_protocol.exchanges import EXCHANGE_KINDS
@@ -20,14 +22,15 @@ from fleetlearn_protocol.messages import (
     Question,
     Reply,
     Report,
-    Task,
 )
 from fleetlearn_protocol.versions import SEPARATE_BUFFERS, agreed_version
 
+from fleetlearn_coordinator.conversation.masked_reports import check_masked
 from fleetlearn_coordinator.conversation.port import Admitted, Spool
 from fleetlearn_coordinator.conversation.uploads import check_parts, check_work
 from fleetlearn_coordinator.dashboard.run_history import FleetNow
 from fleetlearn_coordinator.network.host import Host, spread, welcome
+from fleetlearn_coordinator.plan.secure_tasks import why_not_secure
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
     Ask,
@@ -55,7 +58,7 @@ from fleetlearn_coordinator.service.observers import (
 )
 from fleetlearn_coordinator.service.run_clock import Clocks, RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
-from fleetlearn_coordinator.service.task_privacy import privacy_of_tasks, why_not_private
+from fleetlearn_coordinator.service.task_privacy import why_not_private
 from fleetlearn_coordinator.service.training_run.run import Run
 
 LARGE_MODEL = 8 * 2**20
@@ -181,6 +184,8 @@ class RunServer:
             )
         if why := why_not_private(self.run.reports.rules.privacy, check_in):
             return why
+        if why := why_not_secure(self.run.tasks.secure, check_in):
+            return why
         algorithm, knows = self.run.plan.local.algorithm, (PLAIN, *check_in.algorithms)
         if algorithm in knows:
             return ""
@@ -239,9 +244,30 @@ class RunServer:
         exact = all(part.encoding == FLOAT32.name for part in report.parts)
         asked = self.run.plan.exact_parts if exact else self.run.plan.parts
         check_parts(report, asked(self.run.bundle.manifest), self.elements_of)
-        if report.round > self._planned_before:
-            check_work(report, self.run.plan.local.epochs)
+        epochs, secure = self.run.plan.local.epochs, self.run.tasks.secure
+        if secure is not None:
+            check_masked(report, secure, self.engine.round_of(report.task), epochs)
+        elif report.round > self._planned_before:
+            check_work(report, epochs)
         return True
+
+    def weigh(self, device: str, task: str, now: float) -> float | None:
+        if self.has_counted(device, task):
+            return None
+        now = self.clock.read(now)
+        self._carry_out(self.engine.announce(device, task, self._round_of(task), now), now)
+        secure = self.run.tasks.secure
+        if secure is None or secure.least_factor is None:
+            text = f"task {task} has no `secure.least_factor`: its update is reported at once"
+            raise ProtocolError(Code.BAD_MESSAGE, text)
+        staleness = self.engine.report_terms(device).staleness
+        return min(1.0, self.run.plan.staleness_factor(staleness))
+
+    def _round_of(self, task: str) -> int:
+        """Return the round of a task, or 0 where the name is not one of this run's."""
+        with suppress(ValueError):
+            return self.engine.round_of(task)
+        return 0
 
     def elements_of(self, part: str) -> int:
         return self.run.bundle.manifest.elements_of(part)
@@ -420,29 +446,18 @@ class RunServer:
         self.host.uploads.forget_tasks(self.spool, unless={*self.engine.leases.values()})
 
     def _assign(self, lease: Assign) -> None:
-        run, local = self.run, self.run.plan.local
-        private = privacy_of_tasks(
-            run.reports.rules.privacy, run.models.newest.privacy, run.budget.account
-        )
+        run = self.run
         self.host.tell(
             lease.device,
-            Task(
+            msgspec.structs.replace(
+                run.tasks.shared(lease.version),
                 task=lease.task,
                 round=lease.round,
-                bundle=run.bundle.sha256,
                 vectors=self.models.references(lease.device, lease.version, run.plan.vectors),
                 parts=self.models.parts_of(lease.device),
-                hyper=run.models.hyper_of(lease.version),
-                epochs=local.epochs,
-                batch_size=local.batch_size,
                 seed=lease.seed,
                 deadline=max(0.0, lease.deadline - self.clock.now()),
-                time_budget=local.time_budget,
-                evaluate=local.evaluate,
-                algorithm=local.algorithm,
-                personal_epochs=local.personal_epochs,
                 kept=run.tied_to(lease.device),
-                **private._asdict(),
             ),
         )
 

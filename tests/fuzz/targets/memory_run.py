@@ -19,6 +19,7 @@ from fleetlearn_coordinator.conversation.effects import (
     StopDownload,
 )
 from fleetlearn_coordinator.conversation.limits import RACES_OF_A_TASK, REFUSAL_FORGOTTEN
+from fleetlearn_coordinator.conversation.masked_reports import check_masked
 from fleetlearn_coordinator.conversation.places import Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.conversation.uploads import Upload, Uploads, check_parts
@@ -46,6 +47,7 @@ from fleetlearn_protocol.messages import (
     Question,
     Refused,
     Report,
+    SecureTask,
     Task,
     VectorReference,
     Welcome,
@@ -60,6 +62,9 @@ ACTORS = ("a", "b", "c", "a")
 """Names that the actors check in under: two speak for the same device."""
 PLACES = 2
 PLAIN = {"update": "float32"}
+MASKS = {"update": "masked"}
+SECURE = SecureTask("helper", 2, 20, least_factor=0.5, helper="ab" * 32)
+"""What tasks say where updates are masked."""
 PACE = PaceSettings(2)
 SYNCHRONOUS = Settings(
     goal=1, cohort=2, minimum=1, deadline=60.0, grace=10.0, gather=1.0, stall=20.0
@@ -91,6 +96,10 @@ ROUNDS: tuple[tuple[Settings, dict[str, str]], ...] = (
         ),
         PLAIN,
     ),
+    (
+        SYNCHRONOUS._replace(goal=2, cohort=3, asynchronous=True, max_staleness=1, max_updates=1),
+        MASKS,
+    ),
 )
 UNCHANGED = {
     Code.BAD_MESSAGE,
@@ -113,6 +122,7 @@ class Room(EnginePort):
 
     def __init__(self, settings: Settings, asked: dict[str, str]) -> None:
         self.engine, self._asked = Engine(settings), asked
+        self._secure = SECURE if asked == MASKS else None
         self.spool, self.elements = SpoolInMemory(1000, 2 * PLACES + 1), ELEMENTS
         self.uploads = Uploads(Places[Upload](PLACES, 100.0, Proven(2)))
         self.connections: dict[int, Peer] = {}
@@ -133,7 +143,19 @@ class Room(EnginePort):
                     left = max(0.0, command.deadline - self.now)
                     self._tell(
                         device,
-                        Task(task, round, BUNDLE, vectors, self._asked, {}, 1, 10, seed, left),
+                        Task(
+                            task,
+                            round,
+                            BUNDLE,
+                            vectors,
+                            self._asked,
+                            {},
+                            1,
+                            10,
+                            seed,
+                            left,
+                            secure=self._secure,
+                        ),
                     )
                 case Ask(device, task):
                     vectors = (VectorReference("model", MODEL, 4 * ELEMENTS, "float32"),)
@@ -187,6 +209,8 @@ class Room(EnginePort):
             dict.fromkeys(self._asked, "float32") if exact else self._asked,
             self.elements_of,
         )
+        if self._secure is not None:
+            check_masked(report, self._secure, self.engine.round_of(report.task), 1)
         return True
 
     def save_update(
@@ -198,6 +222,9 @@ class Room(EnginePort):
         begin = 0
         for part in report.parts:
             content = bytes(self.spool.files[spool][begin : begin + part.size])
+            if part.encoding == "masked":
+                assert len(content) == 4 * (ELEMENTS + 1)
+                continue
             vector = find_encoding(part.encoding).decode(content, ELEMENTS)
             assert np.isfinite(vector).all()
             assert float(np.abs(vector).max()) == largest[part.name]
@@ -349,7 +376,8 @@ class Peer:
         self.conversation.received(frame, self.room.now)
         if len(self.refusals) > said and self.refusals[-1].code in UNCHANGED:
             # announcing may give a lost task back
-            revived = isinstance(frame, str) and '"report"' in frame
+            told = frame if isinstance(frame, str) else ""
+            revived = '"report"' in told or '"finished"' in told
             if not revived:
                 assert self.room.state() == before, f"{self.refusals[-1]} changed something"
         forgotten = (self.room.now - self.since) / REFUSAL_FORGOTTEN

@@ -14,6 +14,7 @@ from fleetlearn_coordinator.network.several.turns import SharedDevice, SharedRun
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Done = TypeVar("Done")
 
 
 class SharedPort:
@@ -60,19 +61,29 @@ class SharedPort:
         self._turns.leave(self._device, now)
 
     def announce(self, device: str, report: Report, now: float) -> bool:
-        run = self._turns.of_task(report.task)
+        return self._of_done(
+            device, report.task, False, lambda run: run.port.announce(device, report, now)
+        )
+
+    def weigh(self, device: str, task: str, now: float) -> float | None:
+        return self._of_done(device, task, None, lambda run: run.port.weigh(device, task, now))
+
+    def _of_done(
+        self, device: str, task: str, counted: Done, ask: Callable[[SharedRun], Done]
+    ) -> Done:
+        """Ask the run of a task that the device has done. ``counted``: the answer where its report
+        has counted already."""
+        run = self._turns.of_task(task)
         if run is None:
-            raise ProtocolError(
-                Code.STALE_ROUND, f"the run of task {report.task} is not served here now"
-            )
+            raise ProtocolError(Code.STALE_ROUND, f"the run of task {task} is not served here now")
         if self._device.serves not in (None, run):
-            if run.port.has_counted(device, report.task):
-                return False
+            if run.port.has_counted(device, task):
+                return counted
             raise ProtocolError(
-                Code.NOT_WANTED, f"task {report.task} ended; the device has a task of another run"
+                Code.NOT_WANTED, f"task {task} ended; the device has a task of another run"
             )
         try:
-            return self._ask(run, run.port.announce, device, report, now)
+            return self._ask(run, ask, run)
         finally:
             if (
                 self._device.serves is None

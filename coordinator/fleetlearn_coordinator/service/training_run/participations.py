@@ -7,6 +7,9 @@ nothing prunes it, and a roll back takes no release back.
 
 from __future__ import annotations
 
+from fleetlearn_protocol.messages import Task
+from fleetlearn_protocol.secure.task_terms import training_digest
+
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.privacy_budget import digest_of
 from fleetlearn_coordinator.privacy.budget import PrivacyAccount
@@ -19,19 +22,25 @@ RULES = "participation_rules"
 
 
 def take_up_participations(
-    rules: RoundRules, account: PrivacyAccount | None, engine: Engine, ledger: Ledger
+    rules: RoundRules,
+    task: Task,
+    account: PrivacyAccount | None,
+    engine: Engine,
+    ledger: Ledger,
 ) -> list[Row]:
     """Tell the engine how devices took part so far. Returns what is to be written at this start.
-    ``account``: the run's, None without [privacy].
+    ``task``: what all tasks say alike. ``account``: the run's, None without [privacy].
 
     Under other rules than at the last start the open round is given up: its reports were clipped,
-    and its devices counted, for another noise, or they were masked, and are read otherwise now. The
-    segment of the account that begins then counts participations from 0.
+    and its devices counted, for another noise; or they were masked, and are read otherwise now, or
+    their devices signed something else than devices do from now on, so that the helper would add
+    them to no others. The segment of the account that begins then counts participations from 0.
     """
     rows = list[Row]()
     digest = None if rules.privacy is None else digest_of(rules.privacy)
     if rules.secure is not None:
-        digest = f"{digest or 'not private'}, masked: {tuple(rules.secure)}"
+        signed = f"{training_digest(task)} of {task.bundle}, {task.secure}"
+        digest = f"{digest or 'not private'}, masked: {tuple(rules.secure)}, {signed}"
     if ledger.get(RULES) != digest:
         rows.append(Metadata(RULES, digest))
         if ledger.last_round():

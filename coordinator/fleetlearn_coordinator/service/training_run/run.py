@@ -63,6 +63,7 @@ from fleetlearn_coordinator.service.training_run.roll_back import RollBacks
 from fleetlearn_coordinator.service.training_run.round_reports import RoundReports
 from fleetlearn_coordinator.service.training_run.round_work import RoundWork
 from fleetlearn_coordinator.service.training_run.run_models import RunModels
+from fleetlearn_coordinator.service.training_run.run_tasks import RunTasks
 from fleetlearn_coordinator.storage.ledger import (
     ExchangeEnded,
     ReportAccepted,
@@ -126,8 +127,14 @@ class Run:
             round=store.ledger.last_round(),
             releases=self.budget.rounds,
         )
+        self.tasks = RunTasks(plan, rules, bundle, self.engine.prefix, self.models, self.budget)
+        """What all tasks say alike."""
         participations = take_up_participations(
-            rules, self.budget.account, self.engine, store.ledger
+            rules,
+            self.tasks.shared(newest.version),
+            self.budget.account,
+            self.engine,
+            store.ledger,
         )
         restore_pace(self.engine.pace, store.ledger, *now)
         ruled = self.engine.selection

@@ -1,0 +1,57 @@
+"""What the tasks of a plan with [secure] say of it, and which devices can have none of them."""
+
+from __future__ import annotations
+
+from fleetlearn_protocol.messages import CheckIn, SecureTask
+
+from fleetlearn_coordinator.aggregation.round_rules import RoundRules
+from fleetlearn_coordinator.plan.plan_keys import PlanKeys
+
+LEAST_FACTOR = 1e-30
+"""The least factor that a message can say."""
+
+
+def secure_of_tasks(plan: PlanKeys, rules: RoundRules) -> SecureTask | None:
+    """Return what each task says of its masks; None without [secure]. ``rules``: the plan's."""
+    secure, numbers = plan.secure, rules.secure
+    if secure is None or numbers is None:
+        return None
+    return SecureTask(
+        mode=secure.mode,
+        minimum=secure.minimum,
+        bits=numbers.bits,
+        most_weight=None if numbers.equal else plan.round.max_weight,
+        least_factor=_least_factor(plan, rules) if rules.outlive else None,
+        helper=secure.key,
+        noise=numbers.noise or None,
+    )
+
+
+def _least_factor(plan: PlanKeys, rules: RoundRules) -> float:
+    """Return the smallest factor of an update that is not too stale to count."""
+    factors = (rules.staleness_factor(tau) for tau in (0, plan.staleness.max or 0))
+    return max(LEAST_FACTOR, min(1.0, *factors))
+
+
+def why_not_secure(secure: SecureTask | None, check_in: CheckIn) -> str:
+    """Return why a device can have no task for the sake of secure aggregation, for its owner; empty
+    if it can. ``secure``: of the run's tasks."""
+    can = check_in.privacy
+    if secure is None and "secure-required" in can:
+        return (
+            "the device's owner lets it take part only in runs with secure aggregation, and this "
+            "run's plan has no [secure]"
+        )
+    if secure is not None and "secure" not in can:
+        return (
+            "this run's coordinator learns the sum of updates alone ([secure]), and the device "
+            "cannot mask its update. Update its fleetlearn, and install the package cryptography "
+            "there (fleetlearn[secure])"
+        )
+    if secure is not None and secure.noise is not None and "secure-noise" not in can:
+        return (
+            "this run has devices add noise to their updates before they mask them "
+            '(privacy.mechanism = "distributed"), and the device cannot. Update its fleetlearn; '
+            "devices in a browser or with the SDK in Kotlin cannot take part"
+        )
+    return ""
