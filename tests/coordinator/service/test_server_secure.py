@@ -37,8 +37,8 @@ from several import run_async as in_folder
 from several import several
 
 KEY = SECURE["secure__key"]
-STALE = BUFFERED | SECURE | {"round__minimum": 2, "round__max_share": 0.5}
-"""Asynchronous: two updates of different devices make a model, and three tasks run."""
+STALE = BUFFERED | SECURE | {"round__minimum": 2}
+"""Asynchronous: two updates make a model, and three tasks run."""
 
 
 @pytest.fixture(autouse=True)
