@@ -29,7 +29,11 @@ from fleetlearn_device.driver.address import Enrolment, checked_address, read_to
 from fleetlearn_device.driver.describing import Charging, Description, NetworkNow
 from fleetlearn_device.driver.driver import Driver
 from fleetlearn_device.driver.metrics_file import MetricsFile
-from fleetlearn_device.driver.signatures import find_verifier
+from fleetlearn_device.driver.signatures import (
+    find_verifier,
+    has_cryptography,
+    need_cryptography,
+)
 from fleetlearn_device.driver.timeouts import timeout
 from fleetlearn_device.driver.timing import Timing
 from fleetlearn_device.driver.watchdog import tell_alive
@@ -43,12 +47,19 @@ from fleetlearn_device.runtimes.open_runtime import check_choices
 from fleetlearn_device.runtimes.providers import ProviderName, open_provider
 from fleetlearn_device.runtimes.runtime import Kind
 from fleetlearn_device.session.privacy_demands import NO_DEMANDS, PrivacyDemands, check_demands
+from fleetlearn_device.session.secure_demands import (
+    NO_SECURE_DEMANDS,
+    SecureDemands,
+    check_secure_demands,
+)
 from fleetlearn_device.session.session import Session
+from fleetlearn_device.session.states import Unmasked
 from fleetlearn_device.session.trust import Trusted
 from fleetlearn_device.storage.content_cache import cached_manifest
 from fleetlearn_device.storage.model_in_use import ModelInUse, ModelsInUse
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.trusted_keys import checked_keys, trust_first
+from fleetlearn_device.storage.unmasked import UnmaskedUpdate
 from fleetlearn_device.training.algorithms import known_algorithms
 from fleetlearn_device.training.data import Data
 from fleetlearn_device.training.newest_model import NewestModel
@@ -118,6 +129,8 @@ class Device:
         limits: How much of the machine the device may use.
         privacy: What the device demands of a run: differential privacy, and how often it takes part
             at most.
+        secure: What the device demands of secure aggregation: that there is some, which helper it
+            trusts, and how many updates are added up at least. Needs the extra ``secure``.
         own_model: A file, such as ``mine.onnx``, that each training replaces by the device's own
             model, for any ONNX Runtime: the model as training left it, with its personal
             parameters, or Ditto's personal model. None: none is written.
@@ -168,6 +181,7 @@ class Device:
         conditions: Conditions = NO_CONDITIONS,
         limits: DeviceLimits = NO_LIMITS,
         privacy: PrivacyDemands = NO_DEMANDS,
+        secure: SecureDemands = NO_SECURE_DEMANDS,
         own_model: str | os.PathLike[str] | None = None,
         hold_out: float = 0.0,
         checkpoint_every: float = CHECKPOINT_EVERY,
@@ -211,6 +225,8 @@ class Device:
         self.limits = limits
         check_demands(privacy)
         self.privacy = privacy
+        check_secure_demands(secure)
+        self.secure = secure
         self._ceiling = None if limits.memory is None else MemoryCeiling(limits.memory)
         self.description = Description(tags, tier, charging, network)
         self.conditions = make_conditions(conditions, self.state_dir, ask_owner(network))
@@ -273,7 +289,8 @@ class Device:
         """Serve until ``stop``, or until the training is finished (``until_finished``).
 
         Raises StateError (the directory is in use, damaged, full), DataError (the data do not fit
-        the bundle), RuntimeUnavailableError, FleetError (signatures cannot be checked here),
+        the bundle), RuntimeUnavailableError, FleetError (signatures cannot be checked, or secure
+        aggregation is required and cannot be done here),
         ProtocolError (the coordinator refuses the check-in; ``replaced``: another process speaks
         for the same device), NoConnectionError (a device that was never let in has a token or a
         credential that is refused).
@@ -295,6 +312,8 @@ class Device:
         runtime_version = getattr(module, "__version__", None) or import_onnxruntime().__version__
         open_provider(self.provider)  # fails here rather than in each task
         where = "" if self.provider == "cpu" else f" on {self.provider}"
+        if self.secure.require:
+            need_cryptography()
         directory = StateDirectory(self.state_dir, self.name)
         if self.limits.cache is not None:
             directory.contents.quota = round(self.limits.cache * 2**20)
@@ -308,7 +327,8 @@ class Device:
             if self.privacy.participations is not None:
                 directory.update_counts.check()
             held = directory.outbox.load()
-            if held is not None:
+            waits = directory.outbox.load_unmasked() if held is None else None
+            if held is not None or waits is not None:
                 # A process that died between the two left the checkpoint of a finished training.
                 directory.checkpoint.clear()
             session = Session(
@@ -319,11 +339,14 @@ class Device:
                 algorithms=known_algorithms(self.runtime),
                 exchanges=(*ANSWERS,),
                 held=held,
+                unmasked=None if waits is None else _waits(waits),
                 trusted=Trusted(keys, find_verifier()) if keys else None,
                 until_finished=self.until_finished,
                 demands=self.privacy,
+                secure_demands=self.secure,
+                can_mask=has_cryptography(),
                 took_part=directory.update_counts.of,
-                was_made=directory.update_counts.is_last,
+                was_made=directory.update_counts.made,
             )
             features = self.feature_cache * 2**20
             enrolment = Enrolment(directory.path, directory.device, self.token)
@@ -473,3 +496,11 @@ class Device:
 
         with stop_signals(loop, caught):
             await self.serve()
+
+
+def _waits(update: UnmaskedUpdate) -> Unmasked:
+    """Return what a session must know of an update that an earlier process did not mask yet."""
+    secure = update.task.secure
+    assert secure is not None
+    assert secure.least_factor is not None  # else it was masked at once
+    return Unmasked(update.task.task, update.task.round, secure.least_factor)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fleetlearn_device.device import Device
     from fleetlearn_device.limits.device_limits import DeviceLimits
     from fleetlearn_device.session.privacy_demands import PrivacyDemands
+    from fleetlearn_device.session.secure_demands import SecureDemands
 
 log = logging.getLogger("fleetlearn.device")
 
@@ -99,6 +100,7 @@ def device_arguments(values: Values) -> dict[str, Any]:
         "conditions": _conditions(value),
         "limits": _limits(value),
         "privacy": _demands(value),
+        "secure": _secure_demands(value),
         "metrics_file": value["log.metrics_file"],
         "until_finished": value["until_finished"],
     }
@@ -132,6 +134,12 @@ def _demands(value: dict[str, Any]) -> PrivacyDemands:
     from fleetlearn_device.session.privacy_demands import PrivacyDemands
 
     return PrivacyDemands(value["privacy.require"], value["privacy.participations"])
+
+
+def _secure_demands(value: dict[str, Any]) -> SecureDemands:
+    from fleetlearn_device.session.secure_demands import SecureDemands
+
+    return SecureDemands(**{name: value[f"secure.{name}"] for name in SecureDemands._fields})
 
 
 def _served(device: Device, values: Values) -> int:

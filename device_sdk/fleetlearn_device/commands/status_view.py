@@ -28,6 +28,8 @@ class HeldUpdate(msgspec.Struct, frozen=True):
     task: str
     round: int
     bytes: int
+    unmasked: bool = False
+    """It is on this disk alone, and masked when the coordinator has said what it counts."""
 
 
 class CachedBundle(msgspec.Struct, frozen=True):
@@ -61,6 +63,17 @@ class PrivacyView(msgspec.Struct, frozen=True):
     """How many updates the device made in this run."""
     may_take_part: int | None
     """How many its owner allows in one run. None: any number."""
+
+
+class SecureView(msgspec.Struct, frozen=True):
+    """How the update of the last task is hidden from the coordinator."""
+
+    mode: str
+    """``helper``, or ``pairwise``."""
+    minimum: int
+    """The fewest devices whose updates the coordinator learns the sum of."""
+    helper: str | None
+    """The public key of the helper, which no device must trust with both."""
 
 
 class StatusView(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +130,8 @@ class StatusView(msgspec.Struct, frozen=True, kw_only=True):
     """What keeps the device from training, in a word. Empty: nothing does."""
     privacy: PrivacyView | None
     """None: the coordinator said nothing of privacy with the last task to train."""
+    secure: SecureView | None
+    """None: the update of the last task is not masked."""
     held: HeldUpdate | None
     bundles: list[CachedBundle]
     own: list[OwnState]
@@ -165,7 +180,10 @@ def view_of(summary: Summary) -> StatusView:
         bytes_written=status.bytes_written,
         paused_by=status.paused_by if running else "",
         privacy=_privacy(status),
-        held=None if held is None else HeldUpdate(held.task, held.round, held.size),
+        secure=_secure(status),
+        held=None
+        if held is None
+        else HeldUpdate(held.task, held.round, held.size, summary.unmasked),
         bundles=[CachedBundle(sha256, name) for sha256, name in summary.bundles],
         own=_own(summary),
         trusts=[*summary.trusted],
@@ -177,6 +195,11 @@ def _privacy(status: DeviceStatus) -> PrivacyView | None:
     if note is None:
         return None
     return PrivacyView(note.spent, note.epsilon, note.delta, status.took_part, status.may_take_part)
+
+
+def _secure(status: DeviceStatus) -> SecureView | None:
+    secure = status.history.secure
+    return None if secure is None else SecureView(secure.mode, secure.minimum, secure.helper)
 
 
 def _own(summary: Summary) -> list[OwnState]:
@@ -253,6 +276,8 @@ def lines_of(view: StatusView, now: float) -> list[tuple[str, str]]:
     lines.append(("tasks", ", ".join(f"{number} {what}" for number, what in counts)))
     if view.privacy is not None:
         lines.append(("privacy", _privacy_line(view.privacy)))
+    if view.secure is not None:
+        lines.append(("secure", _secure_line(view.secure)))
     moved = f"{view.bytes_sent:,} sent, {view.bytes_received:,} received"
     lines.append(("bytes", f"{moved}, {view.bytes_written:,} written to the disk"))
     if view.reason and view.reason_at is not None:
@@ -269,7 +294,10 @@ def lines_of(view: StatusView, now: float) -> list[tuple[str, str]]:
         lines.append(("update", "none waits for its acknowledgement"))
     else:
         what = f"task {held.task} of round {held.round}, {held.bytes} bytes"
-        lines.append(("update", f"{what}, waits for its acknowledgement"))
+        waits = "waits for its acknowledgement"
+        if held.unmasked:
+            waits = "is on this disk alone, and masked when the coordinator says what it counts"
+        lines.append(("update", f"{what}, {waits}"))
     return lines
 
 
@@ -282,6 +310,12 @@ def _privacy_line(privacy: PrivacyView) -> str:
     most = privacy.may_take_part
     allowed = "" if most is None else f"; its owner allows {most} in one run"
     return f"{said}, as the coordinator says; this device took part {count}{allowed}"
+
+
+def _secure_line(secure: SecureView) -> str:
+    said = f"the coordinator learns the sum of at least {secure.minimum} devices' updates"
+    helper = "" if secure.helper is None else f", with the helper {secure.helper[:16]}..."
+    return f"{said}{helper}"
 
 
 def when(seconds: float) -> str:

@@ -40,6 +40,7 @@ from fleetlearn_device.session.commands import (
     FinishContent,
     FinishEarly,
     Locate,
+    MaskPending,
     Note,
     SavePending,
     SaveTrusted,
@@ -60,6 +61,8 @@ from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.status import DeviceStatus
 from fleetlearn_device.storage.trusted_keys import write_trusted_keys
+from fleetlearn_device.training.algorithms import UnsupportedError
+from fleetlearn_device.training.secure_update import mask_pending
 from fleetlearn_device.training.train import StoppedError
 from fleetlearn_device.training.trainer import FinishedUpdate, Trainer
 
@@ -94,7 +97,7 @@ class Driver:
             directory.outbox,
             directory.path,
         )
-        self._update_counts = directory.update_counts
+        self._directory, self._update_counts = directory, directory.update_counts
         self._trainer, self._session, self._description = trainer, session, description
         self._status = StatusFile(
             directory.path, session, coordinator=address.url, on_change=on_change
@@ -285,6 +288,8 @@ class Driver:
                 write_trusted_keys(self._folder, keys)
             case SavePending(report=report):
                 self._start(self._save(report.task))
+            case MaskPending():
+                self._start(self._mask(command))
             case DropPending(task_id=task_id):
                 self._stop_upload()
                 self._outbox.drop(task_id)
@@ -413,7 +418,7 @@ class Driver:
                 )
         except StateError as error:
             self._abandon(error)
-        except (BundleError, MemoryError) as error:
+        except (BundleError, UnsupportedError, MemoryError) as error:
             text, code = in_one_line(error), failure_of(error).code
             self.post(lambda: self._session.unusable(task.task, text, code))
         else:
@@ -515,7 +520,9 @@ class Driver:
                 except StateError as error:
                     self._abandon(error, task.task)
                     return
-            self.post(lambda: session.trained(finished.report, report.examples))
+            later = None if finished.later is None else finished.later.task.secure
+            least = None if later is None else later.least_factor
+            self.post(lambda: session.trained(finished.report, report.examples, least))
 
     def _why_partial(self) -> str:
         return "the device pauses" if self._trainer.enough.is_set() else "the time is over"
@@ -531,6 +538,19 @@ class Driver:
             self._abandon(error, task_id)
         else:
             self.post(lambda: self._session.saved(task_id))
+
+    async def _mask(self, command: MaskPending) -> None:
+        """Mask the update that waits for what it counts."""
+        task_id = command.task_id
+        try:
+            report = await asyncio.to_thread(mask_pending, self._directory, task_id, command.factor)
+        except StateError as error:
+            self._abandon(error, task_id)
+        except UnsupportedError as error:
+            text = in_one_line(error)
+            self.post(lambda: self._session.ended(task_id, "unsupported", text))
+        else:
+            self.post(lambda: self._session.masked(report))
 
     async def _send_update(self, connection: Connection, command: SendUpdate) -> None:
         try:

@@ -15,6 +15,7 @@ EVENTS: Mapping[str, str] = {
     "fetching": "a file of the bundle, or a model, is fetched",
     "training": "the training of a task began",
     "trained": "the training of a task ended",
+    "masking": "the update is masked, as it is known now what it counts",
     "uploading": "the update is being sent",
     "update-accepted": "the coordinator has the update",
     "answer-accepted": "the coordinator has the answer to a question, such as a measurement",

@@ -3,14 +3,13 @@ trust, or that take part in secure aggregation."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
+
 from fleetlearn_protocol.errors import Code, FleetError
 
+from fleetlearn_device.session.abilities import SECURE_NEEDS
 from fleetlearn_device.session.trust import Verify
-
-SECURE_NEEDS = (
-    "secure aggregation needs the package cryptography on the device: pip install "
-    '"fleetlearn[device,secure]"'
-)
 
 
 def find_verifier() -> Verify:
@@ -38,11 +37,23 @@ def find_verifier() -> Verify:
     return verify
 
 
+def has_cryptography() -> bool:
+    """Return whether the package cryptography is installed. It is not imported."""
+    return find_spec("cryptography") is not None
+
+
+def need_cryptography() -> None:
+    """Raise FleetError where the package cryptography is not installed, or cannot be loaded."""
+    try:
+        import_module("cryptography.hazmat.primitives.asymmetric.ed25519")
+    except ImportError as error:
+        raise FleetError(Code.BAD_VERSION, f"{SECURE_NEEDS} ({error})") from None
+
+
 def public_key_of(private: bytes) -> bytes:
     """Return the public Ed25519 key, 32 bytes, of a private one of 32 bytes. Raises FleetError
     where cryptography is not installed."""
-    try:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    except ImportError as error:
-        raise FleetError(Code.BAD_VERSION, f"{SECURE_NEEDS} ({error})") from None
+    need_cryptography()
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()

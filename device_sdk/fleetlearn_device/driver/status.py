@@ -17,10 +17,12 @@ from fleetlearn_device.session.states import (
     Holding,
     Idle,
     Locating,
+    Masking,
     Online,
     Saving,
     Sent,
     Training,
+    Unmasked,
     Uploading,
 )
 from fleetlearn_device.storage.files import WRITTEN
@@ -32,6 +34,8 @@ _DOES: dict[type, str] = {
     Training: "is in training",
     AnswerReady: "is answered, and the reply is being sent",
     Saving: "is trained, and its update is being saved",
+    Unmasked: "is trained, and the coordinator has not said yet what its update counts",
+    Masking: "is trained, and its update is being masked",
     Holding: "is trained, and its update waits to be sent",
     Uploading: "is trained, and its update is being sent",
     Sent: "is trained, and its update was sent",

@@ -38,17 +38,18 @@ class MemoryCeiling:
         self._broken: dict[tuple[str, int], int] = {}
         """(bundle, examples in a batch) -> bytes that the process had with such a step."""
 
-    def check_task(self, bundle: str, batch_size: int, elements: int, graphs: int) -> None:
+    def check_task(self, bundle: str, batch_size: int, elements: int, beside: int) -> None:
         """Raise MemoryError where a task cannot keep below the ceiling.
 
-        ``elements``: of the model's vector. ``graphs``: bytes of the bundle's graphs and constants,
-        which are held at least once. What the steps hold beside that is known once one was done:
+        ``elements``: of the model's vector. ``beside``: bytes of the bundle's graphs and constants,
+        which are held at least once, and of the masked update, if the task has one. What the steps
+        hold beside that is known once one was done:
         the same task is then refused before it begins.
         """
         needed = self._broken.get((bundle, batch_size))
         if needed is not None:
             raise MemoryError(self._said(needed, batch_size, "used"))
-        least = (self._resident() or 0) + 4 * COPIES * elements + graphs
+        least = (self._resident() or 0) + 4 * COPIES * elements + beside
         if least > self._most:
             raise MemoryError(
                 f"the process and the task's model need at least {least / MEBIBYTE:.0f} MiB before "

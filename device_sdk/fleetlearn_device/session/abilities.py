@@ -1,26 +1,37 @@
-"""What of a task this device can do: vectors, parts, encodings, algorithms, noise."""
+"""What of a task this device can do: vectors, parts, encodings, algorithms, noise, masks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fleetlearn_protocol.algorithms import EXCHANGES
-from fleetlearn_protocol.encodings import FAMILIES, FLOATS, is_known, leaves_residual
+from fleetlearn_protocol.encodings import FAMILIES, FLOATS, MASKED, is_known, leaves_residual
 from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, content_of
-from fleetlearn_protocol.messages import BUFFERS, PLAIN, UPDATE, Question, Task
+from fleetlearn_protocol.messages import BUFFERS, PLAIN, UPDATE, Question, SecureTask, Task
+from fleetlearn_protocol.secure.fixed_point import most_updates
 
 PRIVACY = ("clip", "local-noise")
 """What this SDK can do for privacy, as a check-in says it."""
+SECURE_PRIVACY = ("secure", "secure-noise")
+"""What it can do beside that where the package cryptography is there."""
+SECURE_NEEDS = (
+    "secure aggregation needs the package cryptography on the device: pip install "
+    '"fleetlearn[device,secure]"'
+)
 
 
 def unsupported(
-    task: Task | Question, algorithms: Sequence[str], exchanges: Sequence[str]
+    task: Task | Question,
+    algorithms: Sequence[str],
+    exchanges: Sequence[str],
+    *,
+    can_mask: bool = False,
 ) -> str | None:
     """Return what of the task this device cannot do, for people; None if it can do all.
 
     algorithms: those that the device knows beside ``plain``. exchanges: the kinds of questions that
-    it can answer. Raises ProtocolError (bad-message) on a question whose content is not as its kind
-    says.
+    it can answer. can_mask: whether it has what secure aggregation needs. Raises ProtocolError
+    (bad-message) on a question whose content is not as its kind says.
     """
     if isinstance(task, Question):
         return _unknown_question(task, exchanges)
@@ -32,11 +43,46 @@ def unsupported(
     sent = [(vector.name, vector.encoding) for vector in task.vectors]
     # Whether the bundle has buffers is known once it is here.
     parts = (*exchange.parts, BUFFERS) if BUFFERS in task.parts else exchange.parts
+    families = FAMILIES if task.secure is None else (MASKED.name,)
     return (
         _differing("sends the vectors", sent, exchange.vectors, FLOATS)
-        or _differing("asks for the parts", [*task.parts.items()], parts, FAMILIES)
+        or _unknown_masking(task, task.secure, can_mask=can_mask)
+        or _differing("asks for the parts", [*task.parts.items()], parts, families)
         or _unknown_noise(task)
     )
+
+
+def _unknown_masking(task: Task, secure: SecureTask | None, *, can_mask: bool) -> str | None:
+    """Return why the device cannot mask its update as the task asks, or why that would hide
+    nothing; None if it can, or there is nothing to mask."""
+    if secure is None:
+        return None
+    masked = "the task asks for a masked update"
+    if not can_mask:
+        return f"{masked}: {SECURE_NEEDS}"
+    if secure.mode != "helper":
+        return f'{masked} in the mode "{secure.mode}"; this device knows helper'
+    if secure.helper is None:
+        return f"{masked} in the mode helper, and names no helper's key"
+    if task.local_noise is not None:
+        return (
+            f"{masked} with noise before it (`local_noise`): noise has no largest element, and a "
+            "masked one has"
+        )
+    if task.clip is None:
+        return f"{masked}, and does not bound it (`clip`): its numbers need a largest one"
+    if others := [name for name in task.parts if name != UPDATE]:
+        return f"{masked}, and for the part {others[0]}, which the mask does not hide"
+    if task.parts[UPDATE] != MASKED.name:
+        return f"{masked}, and for it as {task.parts[UPDATE]}; expected {MASKED.name}"
+    if secure.noise is not None:
+        return _unfit_noise(masked, secure, secure.noise)
+    if secure.minimum > most_updates(secure.bits):
+        return (
+            f"{masked} of {secure.bits} bits, of which {most_updates(secure.bits)} can be added "
+            f"modulo 2^32, for a sum of at least {secure.minimum}"
+        )
+    return None
 
 
 def _unknown_noise(task: Task) -> str | None:
@@ -55,6 +101,18 @@ def _unknown_noise(task: Task) -> str | None:
             "expected an encoding of all elements, such as float32"
         )
     return None
+
+
+def _unfit_noise(masked: str, secure: SecureTask, noise: float) -> str | None:
+    """Return why an update cannot be masked with this noise; None if it can."""
+    from fleetlearn_protocol.secure.distributed_noise import has_room  # makes tables
+
+    if has_room(secure.minimum, secure.bits, noise):
+        return None
+    return (
+        f"{masked} of {secure.bits} bits with noise of {noise:g} words, for a sum of at least "
+        f"{secure.minimum}: such a sum has no room in 32 bits"
+    )
 
 
 def _unknown_question(question: Question, exchanges: Sequence[str]) -> str | None:

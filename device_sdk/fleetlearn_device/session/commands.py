@@ -110,6 +110,16 @@ class SavePending:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskPending:
+    """Multiply the saved update of this task by what it counts, mask it, and make it durable so;
+    answer with ``masked`` or ``ended``."""
+
+    task_id: str
+    factor: float
+    """Above 0, at most 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class DropPending:
     """Delete the saved update of this task; stop uploading it."""
 
@@ -164,6 +174,7 @@ Command = (
     | FinishEarly
     | SaveTrusted
     | SavePending
+    | MaskPending
     | DropPending
     | SendUpdate
     | StopUpdate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
-from fleetlearn_protocol.messages import PrivacyNote, Question, Task
+from fleetlearn_protocol.messages import PrivacyNote, Question, SecureTask, Task
 
 Outcome = Literal["accepted", "answered", "uncounted", "failed"]
 """How a task ended: its update was accepted, its answer was; it does not count; the device gave it
@@ -35,13 +35,19 @@ class History(msgspec.Struct, frozen=True):
     """Why the last task that failed, or did not count, did so."""
     privacy: PrivacyNote | None = None
     """What the coordinator said of its run's privacy with the last task to train. None: nothing."""
+    secure: SecureTask | None = None
+    """How the update of the last task to train is masked. None: it is not."""
 
     def begun(self, task: Task | Question) -> History:
         """Return the history after the device has taken a task."""
         begun = msgspec.structs.replace(self, task=task.task, end="")
         if isinstance(task, Task):
             return msgspec.structs.replace(
-                begun, what=f"round {task.round}", round=task.round, privacy=task.privacy
+                begun,
+                what=f"round {task.round}",
+                round=task.round,
+                privacy=task.privacy,
+                secure=task.secure,
             )
         return msgspec.structs.replace(begun, what=task.kind)
 

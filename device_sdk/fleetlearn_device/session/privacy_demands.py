@@ -7,6 +7,8 @@ from typing import NamedTuple
 from fleetlearn_protocol.messages import UPDATE, Question, Task
 from fleetlearn_protocol.task_names import run_of
 
+from fleetlearn_device.session.secure_demands import HARMLESS_KINDS, MASKED_ONCE, is_masked
+
 
 class PrivacyDemands(NamedTuple):
     """The owner's demands."""
@@ -29,6 +31,8 @@ NOISED_ONCE = (
 
 NOT_TOLD = "why is not told: the device adds its own noise, and the reason may tell of its data"
 """What the coordinator is told of a task with noise that failed, in place of the reason."""
+MASKED_NOT_TOLD = "why is not told: the update is masked, and the reason may tell of its data"
+"""The same of a task with secure aggregation."""
 TELL_OF_DATA = frozenset(
     ["diverged", "bad-data", "runtime-error", "out-of-memory", "out-of-time", "killed", "disk-full"]
 )
@@ -40,10 +44,22 @@ def is_noised(task: Task | Question | None) -> bool:
     return isinstance(task, Task) and task.local_noise is not None
 
 
+def why_once(task: Task | Question) -> str | None:
+    """Return why the device may make only one update of a task, for people. None: it may make the
+    same one once more, where the first is lost."""
+    if is_noised(task):
+        return NOISED_ONCE
+    return MASKED_ONCE if is_masked(task) else None
+
+
 def told_of_failure(task: Task | Question | None, code: str, text: str) -> str:
     """Return what the coordinator is told of a task that failed. ``text``: the reason, for the
     device's owner. ``task``: None where it is not known any more."""
-    return NOT_TOLD if is_noised(task) and code in TELL_OF_DATA else text
+    if code not in TELL_OF_DATA:
+        return text
+    if is_noised(task):
+        return NOT_TOLD
+    return MASKED_NOT_TOLD if is_masked(task) else text
 
 
 def check_demands(demands: PrivacyDemands) -> None:
@@ -77,6 +93,8 @@ def refusal(demands: PrivacyDemands, task: Task | Question, took_part: int) -> s
 
 def _not_private(task: Task | Question) -> str | None:
     if isinstance(task, Question):
+        if task.kind in HARMLESS_KINDS:
+            return None
         return f"its answer to the question {task.kind} would have no noise"
     if task.clip is None:
         return "the task does not bound the update (`clip`)"

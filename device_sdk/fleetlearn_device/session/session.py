@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fleetlearn_protocol.encodings import FAMILIES
+from fleetlearn_protocol.encodings import FAMILIES, MASKED
 from fleetlearn_protocol.errors import Code, ProtocolError, clip
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, unpack_chunk
 from fleetlearn_protocol.messages import (
@@ -42,6 +42,7 @@ from fleetlearn_protocol.messages import (
     Report,
     Signed,
     Task,
+    TaskFinished,
     TaskWeighing,
     Trust,
     Uploaded,
@@ -52,7 +53,7 @@ from fleetlearn_protocol.messages import (
 from fleetlearn_protocol.task_names import run_of
 from fleetlearn_protocol.versions import check_chosen
 
-from fleetlearn_device.session.abilities import PRIVACY, unsupported
+from fleetlearn_device.session.abilities import PRIVACY, SECURE_PRIVACY, unsupported
 from fleetlearn_device.session.commands import (
     Close,
     Commands,
@@ -60,6 +61,7 @@ from fleetlearn_device.session.commands import (
     FinishContent,
     FinishEarly,
     Locate,
+    MaskPending,
     Note,
     SavePending,
     SaveTrusted,
@@ -76,11 +78,18 @@ from fleetlearn_device.session.history import History, Outcome
 from fleetlearn_device.session.pause import Pause
 from fleetlearn_device.session.privacy_demands import (
     NO_DEMANDS,
-    NOISED_ONCE,
     PrivacyDemands,
-    is_noised,
     refusal,
     told_of_failure,
+    why_once,
+)
+from fleetlearn_device.session.secure_demands import (
+    HARMLESS_KINDS,
+    NO_SECURE_DEMANDS,
+    GivenBack,
+    SecureDemands,
+    factor_refusal,
+    secure_refusal,
 )
 from fleetlearn_device.session.statement import NOTHING_STATED, Statement
 from fleetlearn_device.session.states import (
@@ -94,6 +103,7 @@ from fleetlearn_device.session.states import (
     Idle,
     Link,
     Locating,
+    Masking,
     Offline,
     Online,
     Saving,
@@ -101,6 +111,7 @@ from fleetlearn_device.session.states import (
     Storing,
     Training,
     UnfinishedTask,
+    Unmasked,
     Uploading,
     Work,
 )
@@ -134,10 +145,11 @@ time."""
 class Session:
     """One device's conversation, over any number of connections.
 
-    held: an update saved by an earlier process. algorithms: those that the device can do beside
-    ``plain``. exchanges: the kinds of questions that it can answer. trusted: the device's keys,
-    where it does only what one of them signed. demands: its owner's. took_part: run -> how many
-    updates the device made in it. was_made: task -> whether the device made its
+    held: an update saved by an earlier process; unmasked: one that is to be masked yet. algorithms:
+    those that the device can do beside ``plain``. exchanges: the kinds of questions that it can
+    answer. trusted: the device's keys, where it does only what one of them signed. demands,
+    secure_demands: its owner's. can_mask: whether it has what secure aggregation needs. took_part:
+    run -> how many updates the device made in it. was_made: task -> whether the device made its
     update already.
     """
 
@@ -151,9 +163,12 @@ class Session:
         algorithms: tuple[str, ...] = (),
         exchanges: tuple[str, ...] = (),
         held: Report | None = None,
+        unmasked: Unmasked | None = None,
         trusted: Trusted | None = None,
         until_finished: bool = False,
         demands: PrivacyDemands = NO_DEMANDS,
+        secure_demands: SecureDemands = NO_SECURE_DEMANDS,
+        can_mask: bool = False,
         took_part: Callable[[str], int] = lambda run: 0,
         was_made: Callable[[str], bool] = lambda task: False,
     ) -> None:
@@ -166,8 +181,11 @@ class Session:
         self.algorithms, self.exchanges, self.trusted = algorithms, exchanges, trusted
         self.until_finished = until_finished
         self.demands, self._took_part, self._was_made = demands, took_part, was_made
+        self.secure_demands, self.can_mask = secure_demands, can_mask
         self.link: Link = Offline()
-        self.work: Work = Idle() if held is None else Holding(held, reported_again=False)
+        self.work: Work = unmasked or Idle()
+        if held is not None:
+            self.work = Holding(held, reported_again=False)
         self.running_task_id: str | None = None
         """The task whose training or saving has not ended, wanted or not. There is never a
         second."""
@@ -228,21 +246,38 @@ class Session:
         held = None
         if isinstance(self.work, Holding):
             held = Held(self.work.report.task, self.work.report.round)
+        elif isinstance(self.work, Unmasked):
+            held = Held(self.work.task_id, self.work.round)
         known = self.device, self.examples, self.runtime, self.software
         check_in = CheckIn(
             OLDEST_PROTOCOL_VERSION,
             *known,
             held,
             **stated._asdict(),
-            exchanges=() if self.demands.require else self.exchanges,
+            exchanges=self._offered_exchanges(),
             algorithms=self.algorithms,
-            encodings=FAMILIES,
+            encodings=(*FAMILIES, MASKED.name) if self.can_mask else FAMILIES,
             trusts=() if self.trusted is None else self.trusted.keys,
             newest_protocol=PROTOCOL_VERSION,
-            privacy=(*PRIVACY, "required") if self.demands.require else PRIVACY,
+            privacy=self._privacy(),
         )
         self._challenge = stated.challenge or ""
         return [Send(check_in)]
+
+    def _privacy(self) -> tuple[str, ...]:
+        """Return what the device can do for privacy, and what its owner demands."""
+        found = [*PRIVACY, *(SECURE_PRIVACY if self.can_mask else ())]
+        if self.demands.require:
+            found.append("required")
+        if self.secure_demands.require:
+            found.append("secure-required")
+        return tuple(found)
+
+    def _offered_exchanges(self) -> tuple[str, ...]:
+        """Return the kinds of questions that the device answers, as its owner allows it."""
+        if self.demands.require or self.secure_demands.require:
+            return tuple(kind for kind in self.exchanges if kind in HARMLESS_KINDS)
+        return self.exchanges
 
     def disconnected(self) -> Commands:
         """The connection is gone, or could not be opened."""
@@ -339,16 +374,19 @@ class Session:
         self.work = Locating(work.assignment)
         return self._locate()
 
-    def trained(self, report: Report, examples: int | None = None) -> Commands:
+    def trained(
+        self, report: Report, examples: int | None = None, least_factor: float | None = None
+    ) -> Commands:
         """Training ended well; ``report`` describes its update. ``examples``: how many the device's
-        data gave. None: as many as the report says."""
+        data gave. None: as many as the report says. ``least_factor``: of an update that is not
+        masked yet."""
         # A task that was to be kept by a device that stops may have ended in that moment.
         kept = self.stopping and isinstance(self.work, Locating)
         if not (kept or isinstance(self.work, Training)) or self.work.task_id != report.task:
             return self.ended(report.task)
         # what the passes gave may be another number than what was stated
         self.examples = report.examples if examples is None else examples
-        self.work = Saving(report)
+        self.work = Saving(report, least_factor)
         return [SavePending(report)]
 
     def answered(self, message: Reply, examples: int | None = None) -> Commands:
@@ -364,15 +402,28 @@ class Session:
     def saved(self, task_id: str) -> Commands:
         """The update is durable. Only now may it be reported."""
         self.running_task_id = None
-        if not isinstance(self.work, Saving) or self.work.task_id != task_id:
+        work = self.work
+        if not isinstance(work, Saving) or work.task_id != task_id:
             return [DropPending(task_id), *self._locate()]
-        self.work = Holding(self.work.report, reported_again=False)
-        return self._send_if_online(self.work.report)
+        if work.least_factor is not None:
+            self.work = Unmasked(task_id, work.report.round, work.least_factor)
+            return self._ask_what_it_counts()
+        self.work = Holding(work.report, reported_again=False)
+        return self._send_if_online(work.report)
+
+    def masked(self, report: Report) -> Commands:
+        """The update that ``report`` describes is masked, and durable so. Only now may it be
+        reported."""
+        self.running_task_id = None
+        if not isinstance(self.work, Masking) or self.work.task_id != report.task:
+            return [DropPending(report.task), *self._locate()]
+        self.work = Holding(report, reported_again=False)
+        return self._send_if_online(report)
 
     def ended(self, task_id: str, code: FailureCode | None = None, text: str = "") -> Commands:
         """Training or saving ended without an update: it was stopped (``code`` None) or failed."""
         self.running_task_id = None
-        if not isinstance(self.work, Training | Saving) or self.work.task_id != task_id:
+        if not isinstance(self.work, Training | Saving | Masking) or self.work.task_id != task_id:
             return self._locate()
         if code is None and isinstance(self.work, Training):  # paused before its first step
             return self._give_back(self.work, self.pause or SHORT_PAUSE)
@@ -453,7 +504,7 @@ class Session:
         if isinstance(work, UnfinishedTask):
             return [note, *self._shorten(work, pause)]
         sends = pause.sends and isinstance(self.link, Online)
-        if sends and isinstance(work, Saving | Finished | AnswerReady):
+        if sends and isinstance(work, Saving | Unmasked | Finished | AnswerReady):
             return [note]  # the end of the task closes the connection
         return [note, *self._close_paused(pause)]
 
@@ -468,7 +519,7 @@ class Session:
         """The device cannot go on at all (its data do not fit, its disk is full): say so and end
         with ``error``."""
         self.error, self.stopping = error, True
-        if isinstance(self.work, UnfinishedTask | Saving):
+        if isinstance(self.work, UnfinishedTask | Saving | Masking):
             return self._fail_task(self.work, code, str(error))
         return self._close(str(error))
 
@@ -503,14 +554,16 @@ class Session:
                 raise ProtocolError(Code.OUT_OF_TURN, "keys to trust came without a signature")
             case Content():
                 return self._receive(message)
+            case TaskWeighing():
+                return self._weigh(message)
             case Grant():
                 return self._upload(message)
-            case TaskWeighing():  # this device masks no update yet
-                return self._ignore(message, message.task)
             case Waiting():
                 return self._wait(message)
             case Accepted(task=task_id):
-                self._check_reported(message, task_id)
+                # An unmasked one may be back on the disk after a power cut.
+                if not isinstance(self.work, Unmasked):
+                    self._check_reported(message, task_id)
                 if task_id != self.task_id:
                     return self._ignore(message, task_id)
                 self.faults = 0
@@ -554,6 +607,8 @@ class Session:
             self._unsent_failure = None
         if isinstance(self.work, Holding):
             commands.append(Send(self.work.report))
+        elif isinstance(self.work, Unmasked) and not isinstance(self.work, Masking):
+            commands += self._ask_what_it_counts()
         elif isinstance(self.work, AnswerReady):
             commands.append(Send(self.work.message))
         elif self.task_id is not None:
@@ -614,15 +669,47 @@ class Session:
         self.waits = ""  # what was so at the check-in is over
         what = f"round {task.round}, {task.epochs} epochs" if isinstance(task, Task) else task.kind
         text = f"task {task.task}: {what}, {task.deadline:.4g} s to the deadline"
+        note = Note(text, event="task-given")
+        refused = self._why_not(task)
+        if refused is not None:
+            return [*commands, note, *self._fail_task(self.work, *refused)]
+        return [*commands, note, *self._locate()]
+
+    def _why_not(self, task: Task | Question) -> GivenBack | None:
+        """Return why the device does not do a task; None if it does."""
+        if given_back := secure_refusal(self.secure_demands, task):
+            return given_back
         lacking = refusal(self.demands, task, self.took_part(task.task))
         if lacking is None:
-            lacking = unsupported(task, self.algorithms, self.exchanges)
-        if lacking is None and is_noised(task) and self._was_made(task.task):
-            lacking = NOISED_ONCE
-        note = Note(text, event="task-given")
-        if lacking is not None:
-            return [*commands, note, *self._fail_task(self.work, "unsupported", lacking)]
-        return [*commands, note, *self._locate()]
+            known = task, self.algorithms, self.exchanges
+            lacking = unsupported(*known, can_mask=self.can_mask)
+        if lacking is None and self._was_made(task.task):
+            lacking = why_once(task)
+        return None if lacking is None else GivenBack("unsupported", lacking)
+
+    def _ask_what_it_counts(self) -> Commands:
+        """Ask what the saved update counts, before it is masked."""
+        assert isinstance(self.work, Unmasked)
+        return self._send_if_online(TaskFinished(self.work.task_id))
+
+    def _weigh(self, weighing: TaskWeighing) -> Commands:
+        """Mask the update, as it is known now what it counts."""
+        work = self.work
+        if (
+            not isinstance(work, Unmasked)
+            or isinstance(work, Masking)
+            or weighing.task != work.task_id
+        ):
+            return self._ignore(weighing, weighing.task)
+        if refused := factor_refusal(work.least_factor, weighing.factor):
+            return self._fail_task(work, *refused)
+        self.work = Masking(work.task_id, work.round, work.least_factor)
+        self.running_task_id = work.task_id
+        text = f"task {work.task_id}: the update counts for {weighing.factor:.4g} of itself"
+        return [
+            Note(f"{text}; it is masked now", event="masking"),
+            MaskPending(work.task_id, weighing.factor),
+        ]
 
     def _receive(self, content: Content) -> Commands:
         """Expect the chunks of the content that was asked for."""
@@ -864,7 +951,9 @@ class Session:
         match work:
             case Training() if self.running_task_id is not None:  # it has not ended by itself
                 commands.append(StopTraining(work.task_id, keep))
-            case Finished():
+            case Masking() if self.running_task_id is not None:
+                pass  # it is dropped by ``masked``, which finds it unwanted
+            case Unmasked() | Finished():
                 commands.append(DropPending(work.task_id))
         # An update that is being saved is dropped by ``saved``, which finds it unwanted.
         if self.pause is not None:
@@ -874,7 +963,9 @@ class Session:
     def _drop_unfinished_task(self, why: str) -> Commands:
         return self._drop_task("uncounted", why) if isinstance(self.work, UnfinishedTask) else []
 
-    def _fail_task(self, work: UnfinishedTask | Saving, code: FailureCode, text: str) -> Commands:
+    def _fail_task(
+        self, work: UnfinishedTask | Saving | Unmasked, code: FailureCode, text: str
+    ) -> Commands:
         """Give the task back to the coordinator, now or with the next welcome."""
         task = work.assignment.task if isinstance(work, UnfinishedTask) else None
         failed = Failed(work.task_id, code, clip(told_of_failure(task, code, text)))

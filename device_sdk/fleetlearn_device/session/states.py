@@ -119,10 +119,28 @@ class Saving:
     """The task is trained; its update is being made durable."""
 
     report: Report
+    least_factor: float | None = None
+    """Of an update that is masked later (``Unmasked``). None: the update is as it is sent."""
 
     @property
     def task_id(self) -> str:
         return self.report.task
+
+
+@dataclass(frozen=True, slots=True)
+class Unmasked:
+    """The update is durable, on this disk alone. It is masked when the coordinator has said what it
+    counts: the device asks on each connection."""
+
+    task_id: str
+    round: int
+    least_factor: float
+    """The smallest part of itself that the update may count for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Masking(Unmasked):
+    """The update is being masked and made durable so. What it counts does not change any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +183,8 @@ Work = (
     | Training
     | AnswerReady
     | Saving
+    | Unmasked
+    | Masking
     | Holding
     | Uploading
     | Sent

@@ -59,6 +59,7 @@ GROUPS: dict[str, str] = {
     "training": "training",
     "limits": "limits",
     "privacy": "what the owner demands of a run, whatever the coordinator says",
+    "secure": "what the owner demands of secure aggregation, whatever the coordinator says",
     "log": "log and numbers",
 }
 """The tables of a settings file, "" being its top -> what each is about. The help's order."""
@@ -348,6 +349,37 @@ SETTINGS: tuple[Setting, ...] = (
         "how many updates the device makes in one run at most",
         name="max-participations",
         unset="any number",
+    ),
+    Setting(
+        "secure.require",
+        SWITCH,
+        False,
+        "take part only where the coordinator learns sums of updates alone",
+        name="require-secure",
+    ),
+    Setting(
+        "secure.helper",
+        text("KEY", "a helper's public key"),
+        None,
+        "public key of the only helper that the owner trusts",
+        name="trust-helper",
+        unset="the one that the task names",
+    ),
+    Setting(
+        "secure.minimum",
+        whole(2, 65537, unit="devices"),
+        None,
+        "the fewest devices whose updates may be added up with this one's",
+        name="min-sum",
+        unset="what the task says",
+    ),
+    Setting(
+        "secure.least_factor",
+        number(1e-9, 1),
+        None,
+        "the smallest part of itself that a late update may count for",
+        name="min-factor",
+        unset="what the task says",
     ),
     Setting("log.level", choice("debug", "info", "warning", "error"), "info", "what is logged"),
     Setting(

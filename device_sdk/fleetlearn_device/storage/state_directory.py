@@ -50,6 +50,7 @@ from fleetlearn_device.storage.tied_vectors import TiedSet, TiedVectors, sets_in
 from fleetlearn_device.storage.training_checkpoint import CHECKPOINT, TrainingCheckpoint
 from fleetlearn_device.storage.training_starts import TrainingStarts
 from fleetlearn_device.storage.trusted_keys import read_trusted_keys
+from fleetlearn_device.storage.unmasked import read_unmasked
 from fleetlearn_device.storage.update_counts import UpdateCounts
 
 if sys.platform == "win32":  # pragma: no cover
@@ -111,6 +112,7 @@ class Summary(NamedTuple):
     bundles: list[tuple[str, str]]
     """(SHA-256 of the manifest, the bundle's name), the last used first."""
     pending: Report | None
+    """Of the update that waits, which may be unmasked (``unmasked``)."""
     kept_states: list[tuple[str, int]]
     """(name of the file, bytes) of each kept state and personal model; the bundle itself may be
     gone."""
@@ -124,6 +126,8 @@ class Summary(NamedTuple):
     version."""
     checkpoint: bool
     """There is a checkpoint of the last training."""
+    unmasked: bool = False
+    """The update that waits is not masked yet, and on this disk alone."""
 
 
 def describe(path: str | os.PathLike[str]) -> Summary:
@@ -151,6 +155,9 @@ def describe(path: str | os.PathLike[str]) -> Summary:
         tied_sets = sets_in(directory / "tied")
         trusted = read_trusted_keys(directory)
         pending, running = read_report(directory / "pending"), is_running(directory)
+        waits = read_unmasked(directory / "pending") if pending is None else None
+        if waits is not None:
+            pending = waits.report
         return Summary(
             device,
             bundles,
@@ -161,6 +168,7 @@ def describe(path: str | os.PathLike[str]) -> Summary:
             running,
             read_status(directory),
             (directory / CHECKPOINT).exists(),
+            waits is not None,
         )
 
 

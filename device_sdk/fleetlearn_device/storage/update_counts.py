@@ -1,4 +1,4 @@
-"""updates.json: how many updates the device made in each run.
+"""updates.json: how many updates the device made in each run, and of which tasks the last ones.
 
 An update counts before anybody is told of it, whether or not it is accepted later. A process that
 dies in between has counted one too many: never one too few.
@@ -6,6 +6,7 @@ dies in between has counted one too many: never one too few.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from pathlib import Path
 
@@ -14,6 +15,9 @@ import msgspec
 from fleetlearn_device.storage.checked_json import checked_json, read_checked_json
 from fleetlearn_device.storage.errors import StateError, os_errors_as_state_errors
 from fleetlearn_device.storage.files import write_durably
+
+REMEMBERED = 1000
+"""Tasks whose updates the device remembers to have made: 20 kB."""
 
 log = logging.getLogger("fleetlearn.device")
 
@@ -25,6 +29,8 @@ class CountsFile(msgspec.Struct, frozen=True):
     """Run -> updates."""
     last: str = ""
     """The task of the last update."""
+    made: tuple[str, ...] = ()
+    """Names of the tasks of the last updates, as ``_name`` makes them; the newest is last."""
 
 
 class UpdateCounts:
@@ -59,13 +65,20 @@ class UpdateCounts:
         """Return how many updates the device made in a run."""
         return self._counted.updates.get(run, 0)
 
-    def is_last(self, task_id: str) -> bool:
-        """Return whether the last update was of this task."""
-        return self._counted.last == task_id
+    def made(self, task_id: str) -> bool:
+        """Return whether the device made an update of this task: one of the last ``REMEMBERED``."""
+        return self._counted.last == task_id or _name(task_id) in self._counted.made
 
     def add(self, run: str, task_id: str) -> None:
         """Count a task's update durably."""
-        counted = CountsFile({**self._counted.updates, run: self.of(run) + 1}, task_id)
+        updates = {**self._counted.updates, run: self.of(run) + 1}
+        made = (*self._counted.made, _name(task_id))[-REMEMBERED:]
+        counted = CountsFile(updates, task_id, made)
         with os_errors_as_state_errors(self._path):
             write_durably(self._path, checked_json(counted))
         self._counted = counted
+
+
+def _name(task_id: str) -> str:
+    """Return a task's name in 16 characters, as that of a task may be four times as long."""
+    return hashlib.sha256(task_id.encode()).hexdigest()[:16]

@@ -57,6 +57,7 @@ def check_parts(asked: Mapping[str, str], manifest: Manifest) -> None:
 
 def tied_as_sent(
     task: Task,
+    asked: Mapping[str, str],
     hyper: Mapping[str, float],
     outcome: TaskOutcome,
     contents: Mapping[str, Buffer],
@@ -66,10 +67,11 @@ def tied_as_sent(
 
     FedDyn's lambda_k must change by the update that the coordinator's h changes by, which is what
     its bytes mean. A lossy encoding rounds the update, a bound on its norm may make it shorter, and
-    it may have noise: lambda_k must change by what is sent. ``hyper``: all of the bundle's values;
-    ``contents``: as ``encode_parts`` made them."""
+    it may have noise: lambda_k must change by what is sent. ``asked``: part -> encoding, as
+    ``encode_parts`` was given; ``hyper``: all of the bundle's values; ``contents``: as
+    ``encode_parts`` made them."""
     tied, factors = dict(outcome.tied), ALGORITHMS[task.algorithm].per_update
-    encoding = task.parts[UPDATE]
+    encoding = asked[UPDATE]
     as_it_is = encoding == FLOAT32.name and task.clip is None
     if not factors or as_it_is:
         return tied

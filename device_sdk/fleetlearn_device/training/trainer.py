@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 import msgspec
 from fleetlearn_protocol.bundle import Bundle, open_bundle
-from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.encodings import FLOAT32, find_encoding
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.exchanges import EVALUATION, content_of, fields_of
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import (
     MODEL,
+    UPDATE,
     Evaluation,
     Question,
     Reply,
@@ -43,6 +44,7 @@ from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.kept_states import personal_name
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.tied_vectors import file_size
+from fleetlearn_device.storage.unmasked import UnmaskedUpdate
 from fleetlearn_device.training.algorithms import ALGORITHMS, check_step, run_algorithm
 from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, FeatureData, graphs_of
@@ -51,6 +53,15 @@ from fleetlearn_device.training.local_noise import withheld
 from fleetlearn_device.training.newest_model import NewestModel
 from fleetlearn_device.training.own_model import write_own_model
 from fleetlearn_device.training.progress import Checkpoint, Progress, read_checkpoint
+from fleetlearn_device.training.secure_update import (
+    check_helper,
+    masked_bytes,
+    masked_report,
+    room_for,
+    share_of_task,
+    trained_parts,
+    unmasked_update,
+)
 from fleetlearn_device.training.sent_parts import (
     check_parts,
     encode_parts,
@@ -97,6 +108,9 @@ class FinishedUpdate(NamedTuple):
     personal: Vector | None
     """The personal model for the device's next task of this bundle: float32, shape (P,). None:
     there is none."""
+    later: UnmaskedUpdate | None = None
+    """What is known of an update that is not masked yet; ``report`` is its report, and nothing of
+    it is sent. None: the update is as it is sent."""
 
 
 class Trainer:
@@ -156,6 +170,7 @@ class Trainer:
         self._pacing, self._ceiling = pacing, ceiling
         self._check_memory: Callable[[], None] = lambda: None
         """Raises MemoryError where the process has more memory than it may."""
+        self._directory = directory
         self._contents, self._outbox = directory.contents, directory.outbox
         self._kept_states, self._tied_vectors = directory.kept_states, directory.tied_vectors
         self._starts = directory.training_starts
@@ -323,26 +338,26 @@ class Trainer:
             return 4 * sum(vector.size for vector in vectors.values())  # so that it waits as long
 
     def _train(self, task: Task, end: float, found: Checkpoint | None) -> FinishedUpdate:
-        encodings = {name: find_encoding(encoding) for name, encoding in task.parts.items()}
+        asked = trained_parts(task)
+        encodings = {name: find_encoding(encoding) for name, encoding in asked.items()}
         algorithm = ALGORITHMS[task.algorithm]
-        names = (*algorithm.tied, *residual_of(task.parts))
+        names = (*algorithm.tied, *residual_of(asked))
         with self._bundle_rechecked(task.bundle):
             vectors = {reference.name: self._read_vector(reference) for reference in task.vectors}
             model = vectors.pop(MODEL)
             bundle, runtime = self._open(task, model)
             size = bundle.manifest.size
             check_step(task.algorithm, bundle.manifest)  # before tied vectors are deleted
-            check_parts(task.parts, bundle.manifest)
+            check_parts(asked, bundle.manifest)
             tied = self._tied_vectors.begin(task.bundle, task.kept, size) if names else {}
             personal_size = size if algorithm.personal == "model" else 0
+            update_bytes, unmasked_bytes = _room(task, bundle.manifest)
             self._outbox.reserve(
-                sum(
-                    encoding.size(bundle.manifest.elements_of(part))
-                    for part, encoding in encodings.items()
-                ),
+                update_bytes,
                 4 * kept_state_size(bundle.manifest),
                 file_size(names, size),
                 4 * personal_size,
+                unmasked_bytes,
             )
             whole = self.task_data(bundle)
             if found is not None and found.rows not in (None, whole.rows):
@@ -366,8 +381,8 @@ class Trainer:
                 batch_size=task.batch_size,
                 seed=task.seed,
                 time_budget=spent + left,
-                # With its own noise a device sends no measurement: it need not be made.
-                evaluate=task.evaluate and task.local_noise is None,
+                # Where a device sends no measurement, it need not be made.
+                evaluate=task.evaluate and not _withholds(task),
                 held_out=whole.held_out,
                 counted=self.counted,
                 should_stop=self._must_stop,
@@ -383,9 +398,9 @@ class Trainer:
             if self.own_model is not None:
                 own = runtime.local if outcome.personal is None else outcome.personal
                 write_own_model(self.own_model, bundle, own)
-        sent = encode_parts(task.parts, outcome.parts, task.seed, tied, task.clip, task.local_noise)
+        sent = encode_parts(asked, outcome.parts, task.seed, tied, task.clip, task.local_noise)
         hyper = check_hyper(task.hyper, bundle.manifest.hyper)
-        own_tied = tied_as_sent(task, hyper, outcome, sent.contents, bundle.manifest)
+        own_tied = tied_as_sent(task, asked, hyper, outcome, sent.contents, bundle.manifest)
         result = outcome.result
         if result.epochs >= 1 or result.evaluation is not None:
             self.counted = result.examples
@@ -409,11 +424,30 @@ class Trainer:
             clipped=sent.clipped,
         )
         self.own_report = report
-        if task.local_noise is not None:
+        if _withholds(task):
             report = withheld(report, task)
+        contents, later = tuple(sent.contents.values()), None
+        if task.secure is not None:
+            report, contents, later = self._masked(task, report, contents[0], result.examples)
         encode(report)  # raises here what the coordinator would refuse
         kept_by_device = result.kept_state, {**own_tied, **sent.tied}, outcome.personal
-        return FinishedUpdate(report, tuple(sent.contents.values()), task.bundle, *kept_by_device)
+        return FinishedUpdate(report, contents, task.bundle, *kept_by_device, later)
+
+    def _masked(
+        self, task: Task, report: Report, content: memoryview, examples: int
+    ) -> tuple[Report, tuple[memoryview, ...], UnmaskedUpdate | None]:
+        """Return what is saved of a masked task: its report, the bytes of the report's part, and
+        what is known of the update where it is masked later.
+
+        report: what may be told. content: the clipped update as float32. examples: the device's.
+        """
+        share = share_of_task(task, examples)
+        if task.secure is not None and task.secure.least_factor is not None:
+            later = unmasked_update(task, report, content, share)
+            return later.report, (content,), later
+        update = FLOAT32.decode(content)
+        made = masked_report(task, report, update, share, 1.0, self._directory)
+        return made.report, (made.content,), None
 
     def _offer(
         self, task: Task | Question, bundle: Bundle, runtime: Runtime, held_out: Data | None
@@ -484,13 +518,16 @@ class Trainer:
         return self._opened
 
     def check_fits(self, task: Task | Question) -> None:
-        """Raise MemoryError where a task is known to need more memory than may be used: before its
-        model is fetched."""
+        """Raise MemoryError where a task is known to need more memory than may be used, and
+        UnsupportedError where its update cannot be masked: before its model is fetched."""
+        if isinstance(task, Task):
+            check_helper(task)
         if self._ceiling is None or task.bundle is None:
             return
         opened = self._opened is not None and self._opened[0].sha256 == task.bundle
         elements = max((vector.size // 4 for vector in task.vectors), default=0)
-        self._ceiling.check_task(task.bundle, _batch_size(task), 0 if opened else elements, 0)
+        beside = masked_bytes(task, elements)
+        self._ceiling.check_task(task.bundle, _batch_size(task), 0 if opened else elements, beside)
 
     def _limit_memory(self, task: Task | Question, bundle: Bundle) -> None:
         """Begin to hold the task to the memory that may be used. Raises MemoryError where it is
@@ -506,7 +543,7 @@ class Trainer:
             bundle.sha256,
             batch_size,
             0 if opened else manifest.local_size,
-            0 if opened else graphs,
+            (0 if opened else graphs) + masked_bytes(task, manifest.elements_of(UPDATE)),
         )
         self._check_memory = partial(ceiling.check_step, bundle.sha256, batch_size)
 
@@ -578,6 +615,19 @@ def _batch_size(task: Task | Question) -> int:
     return task.batch_size if isinstance(task, Task) else EVALUATION_BATCH
 
 
+def _withholds(task: Task) -> bool:
+    """Return whether the device tells nothing of the task that depends on its data."""
+    return task.local_noise is not None or task.secure is not None
+
+
+def _room(task: Task, manifest: Manifest) -> tuple[int, int]:
+    """Return (bytes of the update, bytes of it before it is masked, if it waits for that)."""
+    if task.secure is not None:
+        return room_for(task, manifest.elements_of(UPDATE))
+    parts = [(part, find_encoding(encoding)) for part, encoding in task.parts.items()]
+    return sum(encoding.size(manifest.elements_of(part)) for part, encoding in parts), 0
+
+
 def task_fingerprint(task: Task) -> str:
     """Return what decides the task's training, as a hash: without what another assignment of the
     same task may have otherwise (its time, what its vectors may come as, and what becomes of the
@@ -591,6 +641,8 @@ def task_fingerprint(task: Task) -> str:
         clip=None,
         local_noise=None,
         privacy=None,
+        secure=None,
+        parts=trained_parts(task),
     )
     return digest(encode(plain).encode())
 

@@ -14,9 +14,9 @@ MIB = 2**20
 
 def test_a_task_that_cannot_keep_below_the_ceiling_is_refused_before_it_begins() -> None:
     ceiling = MemoryCeiling(100, lambda: 60 * MIB)
-    ceiling.check_task("b", 8, elements=MIB, graphs=24 * MIB)  # 60 + 16 + 24
+    ceiling.check_task("b", 8, elements=MIB, beside=24 * MIB)  # 60 + 16 + 24
     with pytest.raises(MemoryError, match="need at least 101 MiB before the first") as refused:
-        ceiling.check_task("b", 8, elements=MIB, graphs=25 * MIB)
+        ceiling.check_task("b", 8, elements=MIB, beside=25 * MIB)
     assert "batch_size" not in str(refused.value), "smaller steps would not help"
 
 

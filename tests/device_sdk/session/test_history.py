@@ -113,7 +113,7 @@ def test_each_end_of_a_task_is_counted_and_said() -> None:
         "accepted": 1, "answered": 0, "uncounted": 3, "failed": 1, "task": "E",
         "what": "round 7", "round": 7,
         "end": "failed: the loss is nan", "reason": "task E failed: the loss is nan",
-        "privacy": None,
+        "privacy": None, "secure": None,
     }  # fmt: skip
 
 

@@ -62,11 +62,12 @@ def test_a_directory_is_described_while_it_is_in_use(state: StateDirectory, tmp_
         True,
         None,
         False,
+        False,
     )
     assert describe(state.path) == expected
     state.checkpoint.save("t2", b"", {})
     state.close()
-    assert describe(state.path) == (*expected[:6], False, None, True)
+    assert describe(state.path) == (*expected[:6], False, None, True, False)
 
 
 def test_a_look_at_a_directory_does_not_keep_a_device_from_it(

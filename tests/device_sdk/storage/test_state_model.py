@@ -4,13 +4,8 @@ and dropped, and the process is killed at any change of the directory."""
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -21,36 +16,10 @@ from fleetlearn_protocol.vector import Vector
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from killed import killed_after
 
 BUNDLE, CONTENT = "b" * 64, b"12345678"
 REPORT = Report("t0", 1, (FLOAT32.part("update", CONTENT),), 7, 3, 2.0, True, 0.5)
-
-
-class Killed(BaseException):
-    """The process is gone: no handler of the code takes this for an error."""
-
-
-@contextmanager
-def killed_after(changes: int) -> Iterator[None]:
-    """Let the process die at the change of the directory after so many."""
-    left = itertools.count(changes, -1)
-
-    def dying(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            if next(left) <= 0:
-                raise Killed
-            return function(*arguments, **named)
-
-        return call
-
-    with (
-        patch.object(Path, "open", dying(Path.open)),
-        patch.object(Path, "replace", dying(Path.replace)),
-        patch.object(Path, "unlink", dying(Path.unlink)),
-        patch.object(os, "fsync", dying(os.fsync)),
-        suppress(Killed),
-    ):
-        yield
 
 
 def vector_of(task: str) -> Vector:

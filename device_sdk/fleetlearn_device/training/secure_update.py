@@ -1,0 +1,142 @@
+"""From a clipped update to the report of a masked one: at once, or when the coordinator has said
+what the update counts.
+
+The package cryptography is imported where something is masked, and not before.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from fleetlearn_protocol.encodings import FLOAT32, MASKED
+from fleetlearn_protocol.messages import UPDATE, Question, Report, SecureTask, Task
+from fleetlearn_protocol.secure.fixed_point import Words
+from fleetlearn_protocol.vector import Vector
+
+from fleetlearn_device.session.abilities import SECURE_NEEDS
+from fleetlearn_device.storage.device_key import device_key
+from fleetlearn_device.storage.state_directory import StateDirectory
+from fleetlearn_device.storage.unmasked import UnmaskedUpdate, report_of_unmasked
+from fleetlearn_device.training.algorithms import UnsupportedError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+class MaskedReport(NamedTuple):
+    """A masked update, ready to be saved and sent."""
+
+    report: Report
+    content: memoryview
+    """The bytes of its one part."""
+
+
+def import_masking() -> ModuleType:
+    """Return ``training.masking``. Raises UnsupportedError where cryptography is not installed."""
+    try:
+        return import_module("fleetlearn_device.training.masking")
+    except ImportError as error:
+        raise UnsupportedError(f"{SECURE_NEEDS} ({error})") from None
+
+
+def check_helper(task: Task) -> None:
+    """Raise UnsupportedError where nothing can be sealed for the task's helper: before anything is
+    fetched or trained."""
+    secure = task.secure
+    if secure is None or secure.helper is None:
+        return
+    if not import_masking().is_key(bytes.fromhex(secure.helper)):
+        raise UnsupportedError(
+            f"the task's helper has the key {secure.helper}, which is of small order: anybody "
+            "could open what is sealed for it"
+        )
+
+
+def trained_parts(task: Task) -> dict[str, str]:
+    """Return the parts, with their encodings, that training leaves: of a masked task the clipped
+    update as float32."""
+    return dict(task.parts) if task.secure is None else {UPDATE: FLOAT32.name}
+
+
+def room_for(task: Task, elements: int) -> tuple[int, int]:
+    """Return (bytes of the masked update, bytes of the unmasked one while it waits on the disk) of
+    a task with ``secure``. ``elements``: of the update."""
+    assert task.secure is not None
+    waits = task.secure.least_factor is not None
+    return masked_bytes(task, elements), FLOAT32.size(elements) if waits else 0
+
+
+def masked_bytes(task: Task | Question, elements: int) -> int:
+    """Return the bytes of a task's masked update: 4 for each element, and for the weight. 0: it is
+    not masked."""
+    masked = isinstance(task, Task) and task.secure is not None
+    return MASKED.size(MASKED.elements(elements)) if masked else 0
+
+
+def share_of_task(task: Task, examples: int) -> float:
+    """Return what the device's update weighs, as a share of the largest weight."""
+    assert task.secure is not None
+    share: float = import_masking().share_of(examples, task.secure.most_weight)
+    return share
+
+
+def unmasked_update(
+    task: Task, report: Report, content: memoryview, share: float
+) -> UnmaskedUpdate:
+    """Return what is kept of an update that is masked later. content: the bytes of the clipped
+    update, float32."""
+    return UnmaskedUpdate(task, share, report_of_unmasked(report, content))
+
+
+def masked_report(
+    task: Task,
+    report: Report,
+    update: Vector,
+    share: float,
+    factor: float,
+    directory: StateDirectory,
+) -> MaskedReport:
+    """Mask an update, with a new seed, and return its report. An update is masked once.
+
+    report: what is reported beside the parts. update: float32, (P,), clipped. share: its weight.
+    factor: what its staleness leaves of it. Makes the device's key where there is none. Raises
+    UnsupportedError, StateError.
+    """
+    masking = import_masking()
+    from fleetlearn_protocol.secure.about import about_update
+    from fleetlearn_protocol.secure.task_terms import terms_of, update_of
+
+    words = _words(task, update, share, factor)
+    terms = terms_of(task, len(words))
+    about = about_update(terms, update_of(task, directory.device))
+    upload = masking.mask_words(words, about, terms.helper, device_key(directory.path))
+    part = MASKED.part(UPDATE, upload.content)
+    masked = {"parts": (part,), "sealed": upload.sealed, "signature": upload.signature}
+    return MaskedReport(msgspec.structs.replace(report, **masked), upload.content)
+
+
+def mask_pending(directory: StateDirectory, task_id: str, factor: float) -> Report:
+    """Mask the update that waits in the outbox, make it durable so, and return its report.
+
+    Raises UnsupportedError, StateError.
+    """
+    found, update = directory.outbox.unmasked_update(task_id)
+    made = masked_report(found.task, found.report, update, found.share, factor, directory)
+    directory.outbox.save_masked(*made)
+    return made.report
+
+
+def _words(task: Task, update: Vector, share: float, factor: float) -> Words:
+    """Return the update as whole numbers, without a mask."""
+    secure: SecureTask | None = task.secure
+    assert secure is not None
+    assert task.clip is not None  # the session has seen to both
+    masking, numbers = import_masking(), (share, factor, task.clip, secure.bits)
+    words: Words
+    if secure.noise is None:
+        words = masking.counted_words(update, *numbers)
+    else:
+        words = masking.counted_words_with_noise(update, *numbers, secure.noise)
+    return words
