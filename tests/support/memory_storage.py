@@ -746,7 +746,15 @@ class MemoryLedger(Reads):
         report = read_json(read_report, row.report or b"", f"{self.where}: the report of {task}")
         weight = row.weight or 0
         return SavedReport(
-            task, row.device, report, weight, row.spool_file, row.staleness, row.round, row.norms
+            task,
+            row.device,
+            report,
+            weight,
+            row.spool_file,
+            row.staleness,
+            row.round,
+            row.norms,
+            row.version,
         )
 
     def last_series(self, kind: str) -> LastSeries | None:

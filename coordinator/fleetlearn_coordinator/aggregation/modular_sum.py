@@ -69,21 +69,38 @@ class MaskedSum:
     """How many are in it."""
 
 
+class UnmaskError(ValueError):
+    """What was to be the sum of a round's masks is not. The text says why."""
+
+
 def unmask(state: MaskedSum, masks: Words, numbers: FixedPoint) -> WeightedSum:
     """Return what a round's updates add up to. The state stays as it is, with its masks.
 
     ``masks``: the sum of exactly these updates' masks modulo 2^32, shape (P + 1,). Raises
-    ValueError where the result can be no sum of this many updates: the masks are of others.
+    UnmaskError where the result can be no sum of this many updates: the masks are of others, or a
+    device did not clip its update.
     """
     if masks.shape != state.words.shape or masks.dtype != np.uint32:
-        raise ValueError(
+        raise UnmaskError(
             f"masks of shape {masks.shape} and type {masks.dtype} were given; the sum is of shape "
             f"{state.words.shape} and type uint32"
         )
     words = state.words - masks  # modulo 2^32
-    if numbers.noise:
-        return noisy_sum(words, state.updates, numbers.bound, numbers.bits, numbers.noise)
-    return weighted_sum(words, state.updates, numbers.bound, numbers.bits, equal=numbers.equal)
+    try:
+        if numbers.noise:
+            return noisy_sum(words, state.updates, numbers.bound, numbers.bits, numbers.noise)
+        return weighted_sum(words, state.updates, numbers.bound, numbers.bits, equal=numbers.equal)
+    except ValueError as error:
+        raise UnmaskError(str(error)) from None
+
+
+def subtract(state: MaskedSum, update: Update) -> None:
+    """Take an update, which is in the sum, off again. Raises ValueError where it is of another
+    size: the sum is then as it was."""
+    if not state.updates:
+        raise ValueError("the sum of no updates was given; none can be taken off")
+    state.words -= _words_of(update, len(state.words))
+    state.updates -= 1
 
 
 def modular_sum(numbers: FixedPoint) -> Aggregator[Any]:
@@ -119,15 +136,21 @@ def _add(
             "before it masks"
         )
     _check_room(numbers, state, 1)
-    words, size = np.empty_like(state.words), 0
+    # All of it is read first: nothing is added where it cannot be.
+    state.words += _words_of(update, len(state.words))
+    state.updates += 1
+
+
+def _words_of(update: Update, wanted: int) -> Words:
+    """Return an update's words, (wanted,). Raises ValueError where it has more or fewer."""
+    words, size = np.empty(wanted, np.uint32), 0
     for part in words_of(update):  # each may use the memory of the one before
-        if size + len(part) <= len(words):
+        if size + len(part) <= wanted:
             words[size : size + len(part)] = part
         size += len(part)
-    if size != len(words):
-        raise ValueError(f"an update of {size} words was given; the sum has {len(words)}")
-    state.words += words  # all of it, or nothing where it could not be read
-    state.updates += 1
+    if size != wanted:
+        raise ValueError(f"an update of {size} words was given; the sum has {wanted}")
+    return words
 
 
 def _add_many(

@@ -8,7 +8,7 @@ Then ``summary`` and ``commit`` end the round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from fleetlearn_coordinator.aggregation.accepted_reports import (
 from fleetlearn_coordinator.aggregation.commit import NextModel, TaskBase, next_model
 from fleetlearn_coordinator.aggregation.exact_mean import add_up
 from fleetlearn_coordinator.aggregation.model_state import ModelState
-from fleetlearn_coordinator.aggregation.modular_sum import unmask
+from fleetlearn_coordinator.aggregation.modular_sum import subtract, unmask
 from fleetlearn_coordinator.aggregation.privacy.round_release import RoundRelease, release_round
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
@@ -178,6 +178,23 @@ class OpenRound:
             factors *= [weighing.factor_of_values(row, self._present, state) for row in rows]
         return Values(rows, factors, self._present)
 
+    # Masked updates that the helper does not add up
+
+    def without(self, kept: Iterable[ReportColumns]) -> OpenRound:
+        """Return the round in which of the accepted reports these alone count. It has the same
+        sums: ``subtract`` takes the other reports off them."""
+        rest = OpenRound(self.rules, self.state)
+        rest.sums = self.sums
+        for reports in kept:
+            rest.accept(reports)
+        return rest
+
+    def subtract(self, reports: ReportColumns) -> None:
+        """Take masked updates off the sum that ``add`` added. In any thread, one call at a time."""
+        self.sums.add_waiting()
+        for row in range(len(reports)):
+            subtract(self.sums.states[UPDATE], reports.update(UPDATE, row))
+
     # The round's end
 
     def __len__(self) -> int:
@@ -214,7 +231,8 @@ class OpenRound:
         ``number``: the round's. ``summary``: as ``summary`` returned it. ``base``: where the server
         mixes models, the one that the task of the only update began from. ``masks``: in a round of
         masked updates, the sum of exactly their masks, uint32, (P + 1,). Raises ValueError if there
-        are no reports, or the masks are not theirs, FleetError (not-finite: training has diverged).
+        are no reports, UnmaskError if the masks are not theirs, FleetError (not-finite: training
+        has diverged).
         """
         rules, state = self.rules, self.state
         self.sums.add_waiting()

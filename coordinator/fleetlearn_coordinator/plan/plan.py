@@ -159,7 +159,8 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
     @property
     def updates_kept(self) -> int:
         """How many updates of a round stay in spool files until it ends."""
-        return self.round.goal if self.aggregator().keeps_updates else 0
+        keeps = self.aggregator().keeps_updates or self.secure is not None
+        return self.round.goal if keeps else 0
 
     @property
     def tied(self) -> tuple[str, ...]:

@@ -24,6 +24,11 @@ GIVEN_BACK = (STOPPED, PAUSED)
 """The device did nothing wrong. It may have another turn if it returns in this round."""
 
 
+BY_HELPER = f"{REJECTED}helper-"
+"""What the cause begins with where a report counted, and counts no more since the helper of secure
+aggregation does not add its mask up. The name of the helper's refusal comes next."""
+
+
 class Opened(NamedTuple):
     """A round began."""
 

@@ -12,7 +12,7 @@ who stays connected in pace.py. What a driver may ask is in round_state.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
@@ -116,7 +116,15 @@ class Engine(EngineState):
         beside = self.round_exchanges
         if beside is not None and found.round is not None and beside.closes(self.round):
             self.phase, beside.commit = Phase.COMMITTING, Commit(self.round, self.causes())
+        if found.closed:
+            return self._restore_closed(now)
         return self._advance(now)
+
+    def _restore_closed(self, now: float) -> list[Command]:
+        """The open round was closed by an earlier process: commit it with the reports that it
+        has."""
+        self.phase = Phase.COMMITTING
+        return [*self._advance(now), Commit(self.round, self.causes())]
 
     def _restore_limits(self) -> None:
         """Count the reports that the book was restored with."""
@@ -298,6 +306,26 @@ class Engine(EngineState):
             return self._finish(finish, now)
         commands = self.tasks.end_stale(self.round_for_ended_tasks, self.version)
         return commands + self._advance(now) + self._begin_exchanges(now)
+
+    def leave_out(self, tasks: Collection[str], cause: str) -> list[Command]:
+        """Reports of the round that is being committed count no more. The driver counts the cause
+        in the round's summary. Below ``may_go_on`` it calls ``give_up_commit``."""
+        self._check_committing()
+        devices = [self.book.accepted[task] for task in tasks]
+        if self.limits is not None:
+            self.limits.take_back(devices)
+        self.left_out += devices
+        return [*self.tasks.leave_out(tasks, cause, self.round)]
+
+    def may_go_on(self) -> bool:
+        """Return whether the round that is being committed still has its minimum of reports."""
+        return self.participation.may_commit(self.book)
+
+    def give_up_commit(self, text: str, dropped: dict[str, int], now: float) -> list[Command]:
+        """The driver cannot make the model of the round that is being committed. ``text``: why.
+        ``dropped``: as in ``Abandon``."""
+        self._check_committing()
+        return self._abandon(text, dropped, now)
 
     def roll_back(self) -> list[Command]:
         """The driver makes an earlier model the next version: give up the open round, or the one
@@ -520,9 +548,10 @@ class Engine(EngineState):
     def _end_round(self, not_released: Iterable[str] = ()) -> None:
         """The round is over. ``not_released``: devices whose reports count for no release any
         more."""
-        self.phase = Phase.GATHERING
+        self.phase, self.waits_on = Phase.GATHERING, ""
         self.tasks.end_round(self.round, self.version)
-        self.selection.look_again(not_released)
+        self.selection.look_again([*not_released, *self.left_out])
+        self.left_out.clear()
 
     def _check_committing(self) -> None:
         beside = self.round_exchanges

@@ -140,6 +140,14 @@ class ParticipationLimits:
             self.seconds = lately if self.seconds is None else (self.seconds + lately) / 2
         self._made_at = now
 
+    def take_back(self, devices: Iterable[str]) -> None:
+        """One report of each of these devices does not count for the next release any more."""
+        for device in devices:
+            own = self.pending[device]
+            own.remove(self.release)
+            if not own:
+                del self.pending[device]
+
     def abandon(self) -> list[str]:
         """The round is abandoned: of its reports no release is made. Returns their devices."""
         return self._drop_first()

@@ -79,6 +79,11 @@ class EngineState:
     meanwhile."""
     draining: bool = False
     """No other round or series of exchanges opens."""
+    waits_on: str = ""
+    """What the closed round waits for before its model can be made, for people. The driver sets
+    it. Empty: nothing."""
+    left_out: list[str] = field(default_factory=list)
+    """Devices whose reports counted for the closed round, and count no more."""
     finishing: Finish | None = None
     """The stop rule that is met, while the run does not finish yet: a model is being made, or the
     last one is being measured."""

@@ -56,6 +56,8 @@ class Restored(NamedTuple):
     ``leases``."""
     early: Iterable[tuple[str, str]] = ()
     """Reports that count for rounds after the open one, or after the last one."""
+    closed: bool = False
+    """Whether the open round was closed: it takes no other report, and is to be committed."""
 
 
 @dataclass(slots=True)
@@ -273,6 +275,16 @@ class TrainingTasks:
         self.selection.report(devices, there)
         if self.pace is not None:
             self.pace.free(there)
+
+    def leave_out(self, tasks: Iterable[str], cause: str, round: int) -> list[Ended]:
+        """Reports of the closed round count no more. Their devices are in doubt, so that others
+        come first."""
+        ended = list[Ended]()
+        for task in tasks:
+            device = self.book.accepted.pop(task)
+            self.selection.reliability.fail(device, DOUBT)
+            ended.append(Ended(device, task, round, cause))
+        return ended
 
     def drop(self, device: str, cause: str, round: int) -> Ended:
         """End the device's task without a report that counts. The end counts for this round."""

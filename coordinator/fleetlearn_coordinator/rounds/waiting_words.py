@@ -26,7 +26,7 @@ def waits_for(state: EngineState, now: float) -> str:
         case Phase.GATHERING:
             return _for_devices(state, now)
         case Phase.COMMITTING:
-            return f"the model of round {state.round} is being made"
+            return state.waits_on or f"the model of round {state.round} is being made"
         case Phase.OPEN:
             return _for_reports(state, now)
     return _for_last_exchanges(state) if state.ends_with_exchanges else ""

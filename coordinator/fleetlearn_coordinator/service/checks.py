@@ -30,6 +30,7 @@ from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.privacy_terms import epsilon_after, noise_multiplier
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
 from fleetlearn_coordinator.privacy.accounting import has_accounting
+from fleetlearn_coordinator.service.helper_check import check_helper
 from fleetlearn_coordinator.service.views.records import CheckView, RunView
 from fleetlearn_coordinator.service.views.run_views import RunPlace, run_view
 from fleetlearn_coordinator.storage.errors import StoreError
@@ -91,16 +92,18 @@ def check_plan(plan: Plan, service: ServiceSettings) -> Checks:
         yield CheckView("plan", BAD, error.text, "change the plan or the service file")
     if plan.privacy is not None:
         yield check_privacy(plan)
-    size = 0
+    elements = 0
     try:
         bundle = open_bundle(plan.bundle)
         plan.check_bundle(bundle.manifest)
         plan.hyper(bundle.manifest)
-        size = 4 * bundle.manifest.size
+        elements = bundle.manifest.size
         yield CheckView("bundle", GOOD, f"{plan.bundle}: {bundle.manifest.size} parameters, whole")
     except FleetError as error:
         do = "export the model again, or change the plan"
         yield CheckView("bundle", BAD, error.text, do)
+    if helper := check_helper(plan, elements):
+        yield helper
     try:
         storage = find_storage(plan.data_dir)
     except FleetError as error:
@@ -108,7 +111,7 @@ def check_plan(plan: Plan, service: ServiceSettings) -> Checks:
         return
     if is_folder(storage):
         yield from check_folder("data", plan.data_dir, private=plan.privacy is not None)
-        yield check_disk(plan, service, size)
+        yield check_disk(plan, service, 4 * elements)
     else:
         yield CheckView("data", GOOD, f"{storage.where} is a store, and no folder here")
 

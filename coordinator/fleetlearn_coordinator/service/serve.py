@@ -22,12 +22,14 @@ from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.service.admin_api import administrators_port
+from fleetlearn_coordinator.service.helper_check import look_at_helper
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run
 from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.monitoring.monitor import Monitor
 from fleetlearn_coordinator.service.monitoring.port import monitoring
 from fleetlearn_coordinator.service.page import page_descriptors, page_port
 from fleetlearn_coordinator.service.run_clock import Clocks
+from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.storage.identities import Identities, open_identities
 from fleetlearn_coordinator.storage.ledger import ModelMade
@@ -116,6 +118,7 @@ async def running(
     plan.check_served(service)
     plan.check_privacy()  # before there is a data directory
     bundle = open_bundle(plan.bundle)
+    await look_at_helper(plan, bundle.manifest.size, RunLog())
     files = most_spool_files(service.uploads, plan.updates_kept) + page_descriptors(service)
     places = process_settings.places(service.max_connections, files=files)
     check_places(plan, service, places)

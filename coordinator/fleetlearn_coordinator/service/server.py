@@ -48,6 +48,7 @@ from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.waiting_words import waits_for, waits_for_in_general
 from fleetlearn_coordinator.service.device_history import DeviceHistory
 from fleetlearn_coordinator.service.fleet_minutes import KEYS, FleetMinutes, read_minutes
+from fleetlearn_coordinator.service.helper_asker import HelperAsker
 from fleetlearn_coordinator.service.live_state import LiveState
 from fleetlearn_coordinator.service.observers import (
     DeviceJoined,
@@ -59,6 +60,7 @@ from fleetlearn_coordinator.service.observers import (
 from fleetlearn_coordinator.service.run_clock import Clocks, RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
 from fleetlearn_coordinator.service.task_privacy import why_not_private
+from fleetlearn_coordinator.service.training_run.mask_sum import Answer, MaskQuestion
 from fleetlearn_coordinator.service.training_run.run import Run
 
 LARGE_MODEL = 8 * 2**20
@@ -112,11 +114,17 @@ class RunServer:
         """The last round whose tasks may be of an earlier process, with another plan."""
         self._working: asyncio.Task[None] | None = None
         """The run's background work in another thread."""
+        self._asker: HelperAsker | None = None
+        """Asks the helper, where updates are masked."""
+        if run.mask_sums is not None:
+            self._asker = HelperAsker(run.mask_sums, self.loop, self._answered, self.fail)
 
     def start(self, pending: Sequence[Command]) -> None:
         """Serve the run from now on. ``pending``: what ``Run.resume`` returned."""
         self.models.publish()
         self._tell_all(pending)
+        if self._asker is not None:
+            self._asker.look()
         self._planned_before = self.engine.round
         if self.run.finished is not None:  # before, or by the round that was just resumed
             self._finish(self.run.finished)
@@ -125,6 +133,7 @@ class RunServer:
         """Do nothing more, whatever devices say and however late it is. ``why`` is for the devices
         of one of several runs, for people."""
         self.ended = self.host.shared.ended = True
+        self._ask_no_more()
 
     def fail(self, error: Exception) -> None:
         """Something that no device is to blame for: end the run rather than go on half-done. Disk
@@ -361,7 +370,7 @@ class RunServer:
                     self._send_away(device, after)
                 case Commit():
                     self._forget_uploads()
-                    self.run.begin_commit(command, self.now())
+                    self._tell_all(self.run.begin_commit(command, self.now()))
                     self._do_work()
                 case Abandon():
                     self._forget_uploads()
@@ -398,6 +407,15 @@ class RunServer:
             self.host.grant()
         except Exception as error:
             self.fail(error)
+
+    def _answered(self, question: MaskQuestion, answer: Answer) -> None:
+        """The helper was asked for the sum of a round's masks."""
+        if self.ended or self.done.done():
+            return
+        assert self.run.mask_sums is not None
+        self._tell_all(self.run.mask_sums.answered(question, answer, self.now()))
+        self._do_work()
+        self.host.grant()
 
     def _do_work(self) -> None:
         """Do what is to be done with accepted updates: those of a large model in another thread,
@@ -589,9 +607,14 @@ class RunServer:
         leave."""
         if not self.done.done():
             self.done.set_result(reason)
+        self._ask_no_more()
         if self.run.finished is None:
             self._say_to_all(self._stopping)
         await self.host.empty()
+
+    def _ask_no_more(self) -> None:
+        if self._asker is not None:
+            self._asker.end()
 
     def free(self) -> None:
         """The process goes on without this run: let what is large be freed now, as ``Run.free``

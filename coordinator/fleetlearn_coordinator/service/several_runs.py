@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from typing import Any
 
-from fleetlearn_protocol import Bundle
+from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.messages import CheckIn, ComeBack
 from fleetlearn_protocol.systemd import READY, notify_systemd
@@ -27,6 +27,7 @@ from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.canary.about import about_of
 from fleetlearn_coordinator.service.canary.first_model import begin_model, take_newest
 from fleetlearn_coordinator.service.canary.watch import CanaryWatch
+from fleetlearn_coordinator.service.helper_check import look_at_helper
 from fleetlearn_coordinator.service.hosted_run import HostedRun, open_run
 from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.live_page import LivePage
@@ -34,6 +35,7 @@ from fleetlearn_coordinator.service.monitoring.monitor import Monitor
 from fleetlearn_coordinator.service.monitoring.port import monitoring
 from fleetlearn_coordinator.service.page import page_descriptors, page_port
 from fleetlearn_coordinator.service.run_clock import Clocks
+from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.serve import SWEEP, check_places, process_for_serving
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.operations import Operations, log_operations
@@ -278,6 +280,9 @@ class HostedRuns:
             prepare = self._prepare_canary(wanted, plan)
             plan.check_served(self._service)
             check_places(plan, self._service, self._places)
+            if plan.secure is not None:
+                size = open_bundle(plan.bundle).manifest.size
+                await look_at_helper(plan, size, RunLog(wanted.name))
             begin = partial(
                 self._open_and_resume,
                 wanted.name,

@@ -302,6 +302,8 @@ class SavedReport(NamedTuple):
     """The round that it counts for."""
     norms: tuple[float, float] | None
     """As in ``ReportAccepted``."""
+    version: int | None
+    """Of the model that its task began from. None: an earlier version of this package gave it."""
 
 
 class SavedParticipations(NamedTuple):

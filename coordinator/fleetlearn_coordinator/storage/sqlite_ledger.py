@@ -371,7 +371,15 @@ class SqliteLedger:
                 norms = None if norm is None else (norm, trained)
                 found.reports.append(
                     SavedReport(
-                        task, device, report, weight, spool_file, staleness or 0, round, norms
+                        task,
+                        device,
+                        report,
+                        weight,
+                        spool_file,
+                        staleness or 0,
+                        round,
+                        norms,
+                        version,
                     )
                 )
             elif round >= first:

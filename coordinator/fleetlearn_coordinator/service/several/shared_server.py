@@ -98,6 +98,7 @@ class SharedRunServer(RunServer):
         if self.ended:
             return
         self.ended = True
+        self._ask_no_more()
         if self._alarm is not None:
             self._alarm.cancel()
         # else the devices have been told to come back, and keep their tasks

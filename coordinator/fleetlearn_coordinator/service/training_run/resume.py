@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 from fleetlearn_coordinator.rounds.commands import LOST
@@ -32,10 +33,17 @@ class Unended(NamedTuple):
     """The round that is to be abandoned first."""
 
 
-def take_up_rounds(store: Store, reports: RoundReports, oldest: int | None, log: RunLog) -> Unended:
+def take_up_rounds(
+    store: Store,
+    reports: RoundReports,
+    oldest: int | None,
+    log: RunLog,
+    is_closed: Callable[[int | None], bool] = lambda round: False,
+) -> Unended:
     """Take over the open round's reports, and reports that came before their round. ``oldest``: the
-    oldest version whose tasks may still count, where tasks outlive their rounds. Raises StoreError
-    (damaged)."""
+    oldest version whose tasks may still count, where tasks outlive their rounds. ``is_closed``:
+    whether the helper was asked for the sum of this round's masks, so that it takes no other
+    report. Raises StoreError (damaged)."""
     with store.repair_advice():
         found = store.ledger.unfinished(oldest)
         open_now = [row for row in found.reports if row.round == found.round]
@@ -53,12 +61,17 @@ def take_up_rounds(store: Store, reports: RoundReports, oldest: int | None, log:
         found = Unfinished(None, [], [], [], later)
     elif found.round is not None:
         text = "round %d goes on: %d reports are safe, %d tasks were out"
+        if is_closed(found.round):
+            text = "round %d is closed: %d reports are safe, %d tasks were out"
         log.info(text, found.round, len(open_now), len(found.leases))
     if not any(found):
         return Unended(None, abandoned)
     accepted = [] if given_up else [(row.task, row.device) for row in open_now]
     early = [(row.task, row.device) for row in later]
-    restored = Restored(found.round, found.leases, accepted, found.dropped, found.lost, early)
+    closed = found.round is not None and is_closed(found.round)
+    restored = Restored(
+        found.round, found.leases, accepted, found.dropped, found.lost, early, closed
+    )
     return Unended(restored, abandoned)
 
 

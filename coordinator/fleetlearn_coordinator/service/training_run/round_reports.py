@@ -4,7 +4,7 @@ round."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -29,8 +29,15 @@ class SpooledReport(NamedTuple):
     """A checked report, its parts in its spool file."""
 
     device: str
-    task: str
+    report: Report
+    version: int | None
+    """Of the model that its task began from. None: an earlier version of this package gave the
+    task."""
     columns: ReportColumns
+
+    @property
+    def task(self) -> str:
+        return self.report.task
 
 
 class RoundReports:
@@ -48,14 +55,18 @@ class RoundReports:
         """The accepted reports and their sums, except for reports that are still to be added."""
         self.tied: dict[str, str] = {}
         """Device -> the last of its tasks with an accepted report."""
+        self.counted: dict[str, SpooledReport] = {}
+        """Task -> its report that counts, where updates are masked: each may have to be taken off
+        the sum again."""
         self._to_add: deque[SpooledReport] = deque()
+        self._to_subtract: deque[SpooledReport] = deque()
         self._early: deque[tuple[int, SpooledReport]] = deque()
         """The rounds that they count for and the reports, in the order in which they count."""
 
     @property
     def keeps_updates(self) -> bool:
-        """Whether each update itself is needed at the round's end."""
-        return self.rules.aggregators[UPDATE].keeps_updates
+        """Whether each update itself may be needed at the round's end."""
+        return self.rules.aggregators[UPDATE].keeps_updates or self.rules.secure is not None
 
     def receive(
         self,
@@ -65,14 +76,16 @@ class RoundReports:
         largest: Mapping[str, float],
         weight: int,
         staleness: int,
+        version: int,
     ) -> SpooledReport:
-        """Return the report, checked and weighed. Raises ProtocolError (not-finite, out-of-range,
-        norm-too-large) if it must be refused."""
+        """Return the report, checked and weighed. ``version``: of the model that its task began
+        from. Raises ProtocolError (not-finite, out-of-range, norm-too-large) if it must be
+        refused."""
         columns = self._columns(report, spool_file, largest, weight, staleness)
         accepted, refusal = self.round.receive(columns)
         if refusal is not None:
             raise refusal.error
-        return SpooledReport(device, report.task, accepted)
+        return SpooledReport(device, report, version, accepted)
 
     def _columns(
         self,
@@ -92,6 +105,8 @@ class RoundReports:
 
     def _count(self, report: SpooledReport) -> None:
         self.round.accept(report.columns)
+        if self.rules.secure is not None:
+            self.counted[report.task] = report
         if self._is_tied(report.task):
             self.tied[report.device] = report.task
 
@@ -122,6 +137,8 @@ class RoundReports:
         """The round is over. What is not added yet is not needed any more. ``newest``: what the
         next round changes."""
         self._to_add.clear()
+        self._to_subtract.clear()
+        self.counted = {}
         self.tied = {}
         self.round = OpenRound(self.rules, newest)
 
@@ -129,20 +146,38 @@ class RoundReports:
         """No report counts any more that came before its round."""
         self._early.clear()
 
-    def next_to_add(self) -> Callable[[], None] | None:
-        """Return the work of adding the next report, for any thread; None if all are added."""
-        if not self._to_add:
-            return None
-        return partial(self._add_if_wanted, self.round, self._to_add.popleft())
+    def leave_out(self, tasks: Collection[str]) -> None:
+        """The masked updates of these tasks, which count for the closed round, count no more.
+        ``next_to_add`` takes them off the sum."""
+        self._to_subtract.extend(self.counted.pop(task) for task in tasks)
+        self.round = self.round.without(report.columns for report in self.counted.values())
 
-    def _add_if_wanted(self, round: OpenRound, report: SpooledReport) -> None:
-        """Add the report. If the round ends meanwhile, the file may be another upload's: then what
+    def next_to_add(self) -> Callable[[], None] | None:
+        """Return the work of adding the next report, or of taking one off again, for any thread;
+        None if the sums are those of the reports that count."""
+        if self._to_add:
+            return partial(self._do_if_wanted, self._add, self.round, self._to_add.popleft())
+        if self._to_subtract:
+            left_out = self._to_subtract.popleft()
+            return partial(self._do_if_wanted, self._subtract, self.round, left_out)
+        return None
+
+    def _do_if_wanted(
+        self,
+        step: Callable[[OpenRound, SpooledReport], None],
+        round: OpenRound,
+        report: SpooledReport,
+    ) -> None:
+        """Change the sums. If the round ends meanwhile, the file may be another upload's: then what
         was added is not used, and bytes that cannot be decoded are no error."""
         try:
-            self._add(round, report)
+            step(round, report)
         except Exception:
-            if round is self.round:
+            if round.sums is self.round.sums:
                 raise
+
+    def _subtract(self, round: OpenRound, report: SpooledReport) -> None:
+        round.subtract(report.columns)
 
     def _add(self, round: OpenRound, report: SpooledReport) -> None:
         columns = report.columns
@@ -165,7 +200,10 @@ class RoundReports:
             self.round.sums.load_tensors(saved)
         for row in reports:
             if row.spool_file is not None:
-                self._add(self.round, self._take_back(row))
+                report = self._take_back(row)
+                self._add(self.round, report)
+                if self.rules.secure is not None:
+                    self.counted[row.task] = report
 
     def load_early(self, row: SavedReport) -> None:
         """Take back a report that counts for a later round. Raises StoreError (damaged)."""
@@ -175,7 +213,7 @@ class RoundReports:
         """These reports count for the open round; their parts are in the sums."""
         for row in sorted(reports, key=lambda row: given_in_order(row.task)):
             columns = columns_of(row.report, self._metrics, row.weight, {}, {}, row.staleness)
-            self._count(self._weighed_before(row, columns))
+            self._count(self.counted.get(row.task) or self._weighed_before(row, columns))
 
     def _take_back(self, row: SavedReport, early: int | None = None) -> SpooledReport:
         """Return a report that an earlier process accepted. ``early``: the later round that it
@@ -204,7 +242,8 @@ class RoundReports:
         weighed = (
             [] if self.rules.weighing.is_plain else [reported_of(row.report, row.weight, norms)]
         )
-        return SpooledReport(row.device, row.task, replace(columns, weighed=weighed))
+        columns = replace(columns, weighed=weighed)
+        return SpooledReport(row.device, row.report, row.version, columns)
 
     def _check_parts(self, report: Report) -> None:
         """Raise ValueError if an earlier version accepted the report, and it lacks a part that is

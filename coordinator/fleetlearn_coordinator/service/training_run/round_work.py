@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from fleetlearn_protocol.secure.fixed_point import Words
+
 from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import Command
@@ -31,6 +33,7 @@ from fleetlearn_coordinator.service.training_run.round_reports import RoundRepor
 from fleetlearn_coordinator.service.training_run.run_models import RunModels
 from fleetlearn_coordinator.service.training_run.written_model import (
     ModelWriter,
+    NotUnmasked,
     RoundToCommit,
     WrittenRound,
 )
@@ -84,7 +87,7 @@ class RoundWork:
         asked_for = roll_backs.versions_asked_for
         self._writer = ModelWriter(reports.rules, store, models, asked_for)
         self.kept = KeptModels(plan, store.blobs.model_versions())
-        self._to_commit: Callable[[], WrittenRound] | None = None
+        self._to_commit: Callable[[], WrittenRound | NotUnmasked] | None = None
         """The work of the commit that was decided and has not begun."""
 
     def next_work(self) -> BackgroundWork | None:
@@ -113,9 +116,12 @@ class RoundWork:
             heard += next_work.end(next_work.work(), now)
         return heard
 
-    def begin_commit(self, number: int, summary: dict[str, Any], now: Clocks) -> None:
+    def begin_commit(
+        self, number: int, summary: dict[str, Any], now: Clocks, masks: Words | None = None
+    ) -> None:
         """The round of this number is closed: the work after its last update's makes the model.
         ``summary``: the round's, as ``OpenRound.summary`` returned it, with what the run adds.
+        ``masks``: the sum of the updates' masks, where they have some, uint32, (P + 1,).
 
         The work changes nothing of the run, and while the engine is committing nothing changes that
         it reads."""
@@ -139,12 +145,17 @@ class RoundWork:
         dropped = self.kept.dropped_after(there, version, min(needed), summary)
         tied = self.reports.tied if self.plan.tied else {}
         account = self.budget.account
-        decided = RoundToCommit(number, summary, now.wall, base, bases, dropped, tied, account)
+        decided = RoundToCommit(
+            number, summary, now.wall, base, bases, dropped, tied, account, masks
+        )
         self._to_commit = partial(self._writer.commit, decided, self.reports.round)
 
-    def _end_commit(self, new: WrittenRound, now: Clocks) -> list[Command]:
+    def _end_commit(self, new: WrittenRound | NotUnmasked, now: Clocks) -> list[Command]:
         """Write the rows with which the new model and its optimizer's state become valid and the
-        round is closed, and tell the engine."""
+        round is closed, and tell the engine. A round without a model is abandoned."""
+        if isinstance(new, NotUnmasked):
+            given_up = self.engine.give_up_commit(new.text, new.dropped, now.engine)
+            return self.record(given_up, now)
         model, summary, version = new.model, new.summary, new.model.state.version
         self.store.write([*model.rows, *participation_rows(self.engine)])
         self.models.begin_version(model.state, model.forms, self.engine.oldest_version())

@@ -14,6 +14,7 @@ from typing import Any
 
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.messages import Reply, Report
+from fleetlearn_protocol.secure.fixed_point import Words
 
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.plan import Plan
@@ -53,6 +54,7 @@ from fleetlearn_coordinator.service.training_run.evaluation_records import Evalu
 from fleetlearn_coordinator.service.training_run.exchange_records import ExchangeRecords
 from fleetlearn_coordinator.service.training_run.finish import finish_rows, met_before
 from fleetlearn_coordinator.service.training_run.load_state import load_or_begin
+from fleetlearn_coordinator.service.training_run.mask_sum import MaskSums, helper_address
 from fleetlearn_coordinator.service.training_run.participations import take_up_participations
 from fleetlearn_coordinator.service.training_run.plan_changes import look_at_plan
 from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget, summary_of
@@ -154,6 +156,20 @@ class Run:
             self.observers,
             self.record,
         )
+        self.mask_sums: MaskSums | None = None
+        """What the helper is asked, where updates are masked."""
+        if plan.secure is not None and plan.secure.mode == "helper":
+            self.mask_sums = MaskSums(
+                helper_address(plan.secure),
+                self.tasks.mask_terms(),
+                store,
+                self.engine,
+                self.reports,
+                self.models.digest_of,
+                self.log,
+                self._make_model,
+                self.record,
+            )
         self.exchanges: dict[str, ExchangeRecords] = {}
         """Kind of exchange -> what is recorded of it."""
         for kind, records_of in EXCHANGE_RECORDS.items():
@@ -199,7 +215,9 @@ class Run:
     def _resume_rounds(self, now: Clocks) -> list[Command]:
         settings = self.engine.settings
         oldest = self.engine.version - settings.max_staleness if settings.outlive else None
-        restored, given_up = take_up_rounds(self.store, self.reports, oldest, self.log)
+        sums = self.mask_sums
+        is_closed = (lambda round: False) if sums is None else sums.is_closed
+        restored, given_up = take_up_rounds(self.store, self.reports, oldest, self.log, is_closed)
         if given_up is not None:
             self._give_up(given_up, now)
         if restored is None:
@@ -250,7 +268,15 @@ class Run:
         engine.check_participation(device)
         number, staleness, early = engine.report_terms(device)
         weight = self._weights.of_one(number, device, report.examples)
-        spooled = self.reports.receive(device, report, spool_file, largest, weight, staleness)
+        spooled = self.reports.receive(
+            device,
+            report,
+            spool_file,
+            largest,
+            weight,
+            staleness,
+            engine.book.terms[device].version,
+        )
         norms = None
         if self.reports.rules.weighing.needs_norms:
             (weighed,) = spooled.columns.weighed
@@ -339,14 +365,20 @@ class Run:
         self.observers.tell(events)
         return heard
 
-    def begin_commit(self, command: Commit, now: Clocks) -> None:
-        """The round is closed. ``RoundWork`` makes its model."""
-        self.work.begin_commit(command.round, self._summary(command.dropped, now), now)
+    def begin_commit(self, command: Commit, now: Clocks) -> list[Command]:
+        """The round is closed. ``RoundWork`` makes its model; where updates are masked, the sum of
+        their masks comes first. Returns the engine's next commands, as ``record`` does."""
+        if self.mask_sums is not None:
+            return self.mask_sums.begin(command, now)
+        self._make_model(command, None, now)
+        return []
+
+    def _make_model(self, command: Commit, masks: Words | None, now: Clocks) -> None:
+        self.work.begin_commit(command.round, self._summary(command.dropped, now), now, masks)
 
     def commit(self, command: Commit, now: Clocks) -> list[Command]:
-        """Commit at once, in this thread."""
-        self.begin_commit(command, now)
-        return self.work.do_work(now)
+        """Commit at once, in this thread, unless the sum of masks has to come first."""
+        return [*self.begin_commit(command, now), *self.work.do_work(now)]
 
     def _open(self, number: int, now: Clocks) -> Row:
         self._opened = now.engine
@@ -358,6 +390,8 @@ class Run:
     ) -> tuple[list[Row], RoundEnded]:
         """End the open round without a model. Returns the rows that say so, and the event for when
         they are written. ``text``: why."""
+        if self.mask_sums is not None:
+            self.mask_sums.forget()
         summary, newest = self._summary(dropped, now), self.models.newest
         self.reports.end(newest)
         spent = self.budget.abandoned()

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.aggregation.model_state import ModelState
+from fleetlearn_coordinator.aggregation.modular_sum import UnmaskError
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.aggregation.sent_models import Forms
@@ -52,6 +54,15 @@ class WrittenRound(NamedTuple):
     """What a private run has spent with this release."""
 
 
+class NotUnmasked(NamedTuple):
+    """The sum of a round's masks is none of its masked updates: there is no model."""
+
+    dropped: dict[str, int]
+    """As in ``rounds.commands.Abandon``."""
+    text: str
+    """Why, for people."""
+
+
 @dataclass(frozen=True)
 class RoundToCommit:
     """What is decided of a round when it closes. Nothing here changes while its model is made."""
@@ -71,6 +82,8 @@ class RoundToCommit:
     """Device -> its last task whose report counts, where devices keep tied vectors."""
     account: PrivacyAccount | None = None
     """What a private run has spent before this release."""
+    masks: Words | None = None
+    """The sum of the masks of the round's updates, where they have some, uint32, (P + 1,)."""
 
 
 class ModelWriter:
@@ -88,11 +101,14 @@ class ModelWriter:
         self._rules, self._store, self._models = rules, store, models
         self._asked_for = asked_for
 
-    def commit(self, decided: RoundToCommit, round: OpenRound) -> WrittenRound:
+    def commit(self, decided: RoundToCommit, round: OpenRound) -> WrittenRound | NotUnmasked:
         """Make the round's model and write its file. Raises FleetError (not-finite: training has
         diverged), StoreError (the disk is full), OSError."""
         number = decided.number
-        state, summary = round.commit(number, decided.summary, decided.base)
+        try:
+            state, summary = round.commit(number, decided.summary, decided.base, decided.masks)
+        except UnmaskError as error:
+            return NotUnmasked(decided.summary["dropped"], str(error))
         account = None if decided.account is None else decided.account.after_release()
         if account is not None:
             released = summary.get("privacy", {}) | summary_of(account)

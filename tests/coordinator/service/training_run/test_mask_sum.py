@@ -1,0 +1,404 @@
+"""Closed rounds of masked updates, and a real helper that is asked by a call: which set is written
+down and asked for, and what follows from each answer."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from answering import NOW, leases
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.rounds.commands import Abandon, Assign
+from fleetlearn_coordinator.rounds.settings import Phase
+from fleetlearn_coordinator.rounds.waiting_words import waits_for
+from fleetlearn_coordinator.secure.helper_client import (
+    HelperRefusedError,
+    NoHelperError,
+    WrongHelperError,
+)
+from fleetlearn_coordinator.service.training_run.mask_sum import KEY, saved_set
+from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
+from fleetlearn_coordinator.storage.find_storage import find_storage
+from fleetlearn_coordinator.storage.ledger import Metadata
+from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.secure.helper_messages import (
+    MaskSumRefusal,
+    RefusalName,
+)
+from masked_fleet import CalledHelper, MaskedFleet, secure_settings
+from peers import BUFFERED, PlanMaker, update_of
+
+DEVICES = ("a", "b", "c")
+STEP = 600.0 / (2**20 - 1)
+"""The largest mistake of a rounded element of an update: 2 clip / (2^bits - 1)."""
+
+
+@pytest.fixture(autouse=True)
+def served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans with [secure] are served, whether or not their helper is there."""
+    monkeypatch.setattr(Plan, "check_against", Plan.check_bundle)
+
+
+@pytest.fixture
+def helper(tmp_path: Path) -> CalledHelper:
+    return CalledHelper(tmp_path, DEVICES)
+
+
+def closed_round(fleet: MaskedFleet, *values: float) -> list[Assign]:
+    """Devices a, b, c ... train, and report these updates: the round is closed."""
+    names = ("a", "b", "c", "d", "e")[: len(values)]
+    given = leases(fleet.check_in(*names))
+    for lease, value in zip(given, values, strict=True):
+        fleet.report_masked(lease, update_of(value))
+    return given
+
+
+def running(fleet: MaskedFleet) -> list[Assign]:
+    engine = fleet.run.engine
+    return [
+        Assign(device, task, engine.round_of(task), 0, 0.0, False, engine.version)
+        for device, task in engine.leases.items()
+    ]
+
+
+def outcome(plan: Plan, number: int = 1) -> tuple[str, dict[str, Any]]:
+    with find_storage(plan.data_dir).read_ledger() as ledger:
+        (row,) = [row for row in ledger.closed_rounds(0) if row[0] == number]
+    return row[1], row[-1]
+
+
+def test_the_set_is_written_down_before_anybody_is_asked(
+    make_plan: PlanMaker, helper: CalledHelper
+) -> None:
+    plan = make_plan(**secure_settings(helper))
+    fleet = MaskedFleet(plan)
+    before = fleet.run.models.newest.model.copy()
+    seen = []
+    fleet.sums.changed = lambda: seen.append(saved_set(fleet.store.ledger))
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    question = fleet.sums.question
+    (written,) = seen
+    assert written is not None
+    assert (written.round, written.reports) == (1, 3)
+    assert written.digest == question.request.digest().hex()
+    assert fleet.run.engine.phase is Phase.COMMITTING
+    assert "the masks of its 3 updates" in waits_for(fleet.run.engine, 0.0)
+    fleet.answer(helper)
+    assert fleet.run.engine.version == 1
+    assert waits_for(fleet.run.engine, 0.0).startswith("round 2 has 0 of 3")
+    moved = fleet.run.models.newest.model - before
+    assert np.abs(moved - (0.5 + 1.0 - 0.25) / 3).max() <= STEP
+    assert fleet.store.spool_files == 0
+    fleet.store.close()
+
+
+def test_a_restart_asks_for_the_same_set_and_takes_no_other_report(
+    make_plan: PlanMaker, helper: CalledHelper
+) -> None:
+    """The round closes at its deadline with two of three. The helper has answered, and the
+    coordinator dies before it hears that."""
+    plan = make_plan(**secure_settings(helper))
+    fleet = MaskedFleet(plan)
+    first, second, third = leases(fleet.check_in(*DEVICES))
+    fleet.report_masked(first, update_of(0.5))
+    fleet.report_masked(second, update_of(1.0))
+    assert fleet.sums.question is None
+    fleet.carry_out(fleet.run.engine.tick(1e6))
+    question = fleet.sums.question
+    helper.ask(question)
+    fleet.store.close()
+
+    fleet = MaskedFleet(plan)
+    assert fleet.run.resume(NOW) == []
+    assert fleet.run.engine.phase is Phase.COMMITTING
+    assert not fleet.run.engine.takes_report(third.device, third.task)
+    again = fleet.sums.question
+    assert again.request.digest() == question.request.digest()
+    fleet.answer(helper)
+    assert fleet.run.engine.version == 1
+    assert outcome(plan)[1]["reports"] == 2
+    fleet.store.close()
+
+
+def test_devices_that_the_helper_names_are_left_out(
+    make_plan: PlanMaker, helper: CalledHelper, caplog: pytest.LogCaptureFixture
+) -> None:
+    helper.revoke("b")
+    plan = make_plan(**secure_settings(helper))
+    fleet = MaskedFleet(plan)
+    before = fleet.run.models.newest.model.copy()
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    first = fleet.sums.question
+    with caplog.at_level(logging.WARNING):
+        fleet.answer(helper)
+    assert "the updates of b are left out: the helper refuses (unknown-device)" in caplog.text
+    assert "`fleetlearn-coordinator helper enrol`" in caplog.text
+    second = fleet.sums.question
+    assert {report.device for report in second.request.reports} == {"a", "c"}
+    assert second.request.digest() != first.request.digest()
+    written = saved_set(fleet.store.ledger)
+    assert written is not None
+    assert written.digest == second.request.digest().hex()
+    assert fleet.store.spool_files == 3, "until the round is committed"
+    fleet.answer(helper)
+    moved = fleet.run.models.newest.model - before
+    assert np.abs(moved - (0.5 - 0.25) / 2).max() <= STEP
+    how, summary = outcome(plan)
+    assert (how, summary["reports"]) == ("committed", 2)
+    assert summary["dropped"] == {"rejected: helper-unknown-device": 1}
+    assert fleet.store.spool_files == 0
+    fleet.store.close()
+
+
+def test_a_restart_goes_on_without_the_devices_that_were_left_out(
+    make_plan: PlanMaker, helper: CalledHelper
+) -> None:
+    helper.revoke("b")
+    plan = make_plan(**secure_settings(helper))
+    fleet = MaskedFleet(plan)
+    before = fleet.run.models.newest.model.copy()
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    fleet.answer(helper)
+    digest = fleet.sums.question.request.digest()
+    helper.ask(fleet.sums.question)
+    fleet.store.close()
+    fleet = MaskedFleet(plan)
+    fleet.run.resume(NOW)
+    assert fleet.sums.question.request.digest() == digest
+    fleet.answer(helper)
+    moved = fleet.run.models.newest.model - before
+    assert np.abs(moved - (0.5 - 0.25) / 2).max() <= STEP
+    assert outcome(plan)[1]["dropped"] == {"rejected: helper-unknown-device": 1}
+    fleet.store.close()
+
+
+def test_too_few_that_are_left_are_no_round(
+    make_plan: PlanMaker, helper: CalledHelper, caplog: pytest.LogCaptureFixture
+) -> None:
+    helper.revoke("a")
+    helper.revoke("b")
+    plan = make_plan(**secure_settings(helper))
+    fleet = MaskedFleet(plan)
+    before = fleet.run.models.newest.model.copy()
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    with caplog.at_level(logging.INFO):
+        (abandoned,) = [each for each in fleet.answer(helper) if isinstance(each, Abandon)]
+    assert abandoned.text.startswith("1 different devices are left, 2 are secure.minimum: the hel")
+    assert abandoned.text in caplog.text
+    assert fleet.sums.question is None
+    how, summary = outcome(plan)
+    assert how == "abandoned"
+    assert summary["dropped"] == {"rejected: helper-unknown-device": 2}
+    assert (fleet.run.models.newest.model == before).all()
+    assert fleet.store.spool_files == 0
+    fleet.store.close()
+
+
+def test_a_refusal_that_names_nobody_of_the_set_ends_the_round(
+    make_plan: PlanMaker, helper: CalledHelper
+) -> None:
+    fleet = MaskedFleet(make_plan(**secure_settings(helper)))
+    fleet.check_in(*DEVICES)
+    for name in sorted({*RefusalName} - {RefusalName.WRONG_HELPER}):
+        for lease in running(fleet):
+            fleet.report_masked(lease, update_of(0.5))
+        refusal = HelperRefusedError(MaskSumRefusal(name, "for a test", ("stranger",)))
+        heard = fleet.hear(fleet.sums.question, refusal)
+        (abandoned,) = [each for each in heard if isinstance(each, Abandon)]
+        assert f"the helper refuses ({name.value}): for a test" in abandoned.text
+    fleet.store.close()
+
+
+def test_wrong_masks_end_the_round_by_name(make_plan: PlanMaker, helper: CalledHelper) -> None:
+    plan = make_plan(**secure_settings(helper))
+    fleet = MaskedFleet(plan)
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    wrong = np.random.default_rng(0).integers(0, 2**32, fleet.run.models.newest.model.size + 1)
+    heard = fleet.hear(fleet.sums.question, wrong.astype(np.uint32))
+    (abandoned,) = [each for each in heard if isinstance(each, Abandon)]
+    assert "A mask was not taken off" in abandoned.text
+    assert outcome(plan)[0] == "abandoned"
+    assert fleet.run.engine.version == 0
+    fleet.store.close()
+
+
+def test_a_helper_that_does_not_answer_is_waited_for_and_said_once(
+    make_plan: PlanMaker, helper: CalledHelper, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = MaskedFleet(make_plan(**secure_settings(helper)))
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    question = fleet.sums.question
+    gone = NoHelperError(Code.BUSY, "https://helper.example does not answer: refused")
+    wrong = WrongHelperError(Code.WRONG_HASH, "it shows another certificate")
+    other = HelperRefusedError(MaskSumRefusal(RefusalName.WRONG_HELPER, "another key"))
+    with caplog.at_level(logging.INFO):
+        for error in (gone, gone, wrong, wrong, other):
+            assert fleet.hear(question, error) == []
+    levels = [(row.levelname, row.getMessage()) for row in caplog.records]
+    assert [level for level, _ in levels] == ["WARNING", "ERROR", "ERROR"]
+    assert levels[0][1] == f"round 1 waits for the sum of its masks: {gone.text}"
+    words = waits_for(fleet.run.engine, 0.0)
+    assert "asked 5 times" in words
+    assert "another key" in words
+    assert fleet.sums.question is question
+    with caplog.at_level(logging.INFO):
+        fleet.answer(helper)
+    assert "round 1: the helper has answered" in caplog.text
+    assert fleet.run.engine.version == 1
+    fleet.store.close()
+
+
+def test_a_roll_back_does_not_wait_for_the_helper(
+    make_plan: PlanMaker, helper: CalledHelper
+) -> None:
+    plan = make_plan(**secure_settings(helper))
+    fleet = MaskedFleet(plan)
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    fleet.answer(helper)
+    for lease in running(fleet):
+        fleet.report_masked(lease, update_of(0.25))
+    question = fleet.sums.question
+    assert question is not None
+    ask_to_roll_back(plan.data_dir, 0, "test")
+    assert fleet.run.roll_backs.look(0.0)
+    fleet.run.work.do_work(NOW)
+    assert fleet.run.engine.version == 2
+    assert fleet.sums.question is None
+    assert outcome(plan, 2)[0] == "abandoned"
+    assert fleet.hear(question, helper.ask(question)) == [], "an answer to nothing"
+    assert fleet.run.engine.version == 2
+    fleet.store.close()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"secure__key": "9" * 64},
+        {"secure__minimum": 3, "round__minimum": 3},
+        {"local__epochs": 2},
+        {"secure__clip": 2.0},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_what_was_signed_under_another_plan_is_given_up(
+    make_plan: PlanMaker, helper: CalledHelper, changed: dict[str, Any]
+) -> None:
+    fleet = MaskedFleet(make_plan(**secure_settings(helper)))
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    fleet.store.close()
+    plan = make_plan(**secure_settings(helper, **changed))
+    fleet = MaskedFleet(plan)
+    fleet.run.resume(NOW)
+    assert outcome(plan)[0] == "abandoned"
+    assert fleet.sums.question is None
+    assert fleet.run.engine.phase is Phase.GATHERING
+    fleet.store.close()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"secure__certificate": "c" * 64}, {"secure__helper": "https://other.example:1"}]
+)
+def test_where_the_helper_is_may_change_while_its_answer_is_waited_for(
+    make_plan: PlanMaker, helper: CalledHelper, changed: dict[str, Any]
+) -> None:
+    fleet = MaskedFleet(make_plan(**secure_settings(helper)))
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    fleet.store.close()
+    plan = make_plan(**secure_settings(helper, **changed))
+    fleet = MaskedFleet(plan)
+    fleet.run.resume(NOW)
+    assert fleet.sums.question.helper.certificate == plan.secure.certificate
+    assert fleet.sums.question.helper.url == plan.secure.helper
+    fleet.answer(helper)
+    assert fleet.run.engine.version == 1
+    fleet.store.close()
+
+
+def test_a_set_that_cannot_be_made_again_is_given_up(
+    make_plan: PlanMaker, helper: CalledHelper
+) -> None:
+    plan = make_plan(**secure_settings(helper))
+    fleet = MaskedFleet(plan)
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    written = fleet.store.ledger.get(KEY)
+    changed = written.replace(fleet.sums.question.request.digest().hex(), "0" * 64)
+    fleet.store.write([Metadata(KEY, changed)])
+    fleet.store.close()
+    fleet = MaskedFleet(plan)
+    heard = fleet.run.resume(NOW)
+    (abandoned,) = [each for each in heard if isinstance(each, Abandon)]
+    assert "are not the 3 that the helper was asked for before the restart" in abandoned.text
+    fleet.store.close()
+
+
+PRIVATE = {
+    "round__weighting": "uniform",
+    "privacy__mechanism": "gaussian",
+    "privacy__clip": 300.0,
+    "privacy__noise": 1.0,
+    "privacy__delta": 1e-6,
+    "privacy__population": 1000,
+    "local__evaluate": False,
+}
+
+
+@pytest.mark.slow
+def test_a_private_round_has_the_same_noise_after_a_restart_and_is_spent_once(
+    make_plan: PlanMaker, helper: CalledHelper
+) -> None:
+    """The model of a round is a function of its sum, its release and the run's secret."""
+    settings = secure_settings(helper) | PRIVATE
+    settings.pop("secure__clip")
+    plan = make_plan(**settings)
+    fleet = MaskedFleet(plan)
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    masks = helper.ask(fleet.sums.question)
+    decided = fleet.run.reports.round
+    at_once = decided.commit(1, decided.summary({}), masks=masks).state.model  # type: ignore[arg-type]
+    fleet.store.close()
+    fleet = MaskedFleet(plan)
+    fleet.run.resume(NOW)
+    assert fleet.run.budget.account.releases == 0
+    fleet.answer(helper)
+    assert (fleet.run.models.newest.model == at_once).all()
+    assert fleet.run.budget.account.releases == 1
+    fleet.store.close()
+    fleet = MaskedFleet(plan)
+    assert fleet.run.budget.account.releases == 1
+    fleet.store.close()
+
+
+def test_a_buffered_run_waits_and_goes_on_with_the_tasks_that_run(
+    make_plan: PlanMaker, tmp_path: Path
+) -> None:
+    """FedBuff: the buffer of two is full while a third device trains. Its report comes while the
+    helper is asked, and counts for the next round, over a restart too."""
+    helper = CalledHelper(tmp_path, DEVICES)
+    settings = BUFFERED | secure_settings(helper)
+    settings |= {"round__goal": 2, "round__minimum": 2, "round__concurrency": 3}
+    plan = make_plan(**settings)
+    fleet = MaskedFleet(plan)
+    first, second, third = leases(fleet.check_in(*DEVICES))
+    fleet.report_masked(first, update_of(0.5))
+    fleet.report_masked(second, update_of(1.0))
+    digest = fleet.sums.question.request.digest()
+    fleet.report_masked(third, update_of(0.25))
+    assert len(fleet.sums.question.request.reports) == 2
+    fleet.store.close()
+    fleet = MaskedFleet(plan)
+    fleet.run.resume(NOW)
+    assert fleet.sums.question.request.digest() == digest
+    assert [*fleet.run.engine.book.early] == [third.task]
+    fleet.answer(helper)
+    assert fleet.run.engine.version == 1
+    given = leases(fleet.check_in("a", "b"))
+    fleet.report_masked(given[0], update_of(-0.5))
+    request = fleet.sums.question.request
+    assert len({report.model for report in request.reports}) == 2, "one of them is stale"
+    fleet.answer(helper)
+    assert fleet.run.engine.version == 2
+    assert outcome(plan, 2)[1]["staleness"]["max"] == 1
+    fleet.store.close()
