@@ -1,10 +1,12 @@
 """Reads and writes the nodes of an encoded ONNX model, since devices have no package onnx.
 
 The few fields that are read and written are of onnx.proto3: ModelProto.graph = 7; GraphProto.node =
-1, initializer = 5, input = 11; ValueInfoProto.name = 1; NodeProto.input = 1, output = 2, op_type =
-4, attribute = 5; AttributeProto.name = 1, f = 2, i = 3, t = 5, g = 6, ints = 8, graphs = 11, type =
-20 (FLOAT = 1, INT = 2, TENSOR = 4); TensorProto.dims = 1, data_type = 2 (FLOAT = 1, INT32 = 6,
-INT64 = 7, DOUBLE = 11), int32_data = 5, int64_data = 7, name = 8, raw_data = 9, double_data = 10.
+1, initializer = 5, input = 11, output = 12, value_info = 13; ValueInfoProto.name = 1, type = 2;
+TypeProto.tensor_type = 1, its shape = 2; TensorShapeProto.dim = 1, its dim_value = 1;
+NodeProto.input = 1, output = 2, op_type = 4, attribute = 5; AttributeProto.name = 1, f = 2, i = 3,
+t = 5, g = 6, ints = 8, graphs = 11, type = 20 (FLOAT = 1, INT = 2, TENSOR = 4); TensorProto.dims =
+1, data_type = 2 (FLOAT = 1, INT32 = 6, INT64 = 7, DOUBLE = 11), int32_data = 5, int64_data = 7,
+name = 8, raw_data = 9, double_data = 10.
 How they are encoded: protobuf.dev/programming-guides/encoding.
 """
 
@@ -177,17 +179,18 @@ def node(operator: str, inputs: Iterable[str], outputs: Iterable[str], *attribut
     return framed(1, content + b"".join(framed(5, attribute) for attribute in attributes))
 
 
+def given(name: str, tensor: bytes) -> bytes:
+    """Return a node that gives the array of a TensorProto."""
+    value = framed(1, b"value") + framed(5, tensor) + encoded(20 << 3) + encoded(4)
+    return node("Constant", [], [name], value)
+
+
 def constant(name: str, values: NDArray[Any]) -> bytes:
     """Return a node that gives an array, of one of DTYPES."""
     (kind,) = (number for number, dtype in DTYPES.items() if values.dtype == dtype)
     shape = b"".join(encoded(1 << 3) + encoded(size) for size in values.shape)
     content = shape + encoded(2 << 3) + encoded(kind) + framed(9, values.tobytes())
-    return node(
-        "Constant",
-        [],
-        [name],
-        framed(1, b"value") + framed(5, content) + encoded(20 << 3) + encoded(4),
-    )
+    return given(name, content)
 
 
 def integer(name: str, value: int) -> bytes:

@@ -17,7 +17,7 @@ A session without operators on the CPU can be recorded and replayed as a whole (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from fleetlearn_device.runtimes.cuda.encoding import (
     node,
     tensor,
 )
+from fleetlearn_device.runtimes.cuda.scans import described, written_out
 
 LARGEST_MATRIX = 2**20
 """Elements of a matrix in Col2Im's place, at most."""
@@ -47,7 +48,7 @@ def for_cuda(model: bytes) -> bytes | None:
 
     Raises ValueError if ``model`` is no encoded message.
     """
-    if not any(word in model for word in (b"training_mode", b"Col2Im", b"Bitwise")):
+    if not any(word in model for word in (b"training_mode", b"Col2Im", b"Bitwise", b"Scan")):
         return None
     return b"".join(
         _graph(field, {}, "bitwise") if field.number == 7 else field.whole
@@ -64,8 +65,9 @@ def _graph(field: Field, outer: Constants, prefix: str) -> bytes:
         row.number == 11 and b"seed" in [part.value for part in fields(row.value)] for row in rows
     )
     bitwise = BitwiseRewriter(constants, prefix, seeded)
+    sizes = dict(described(row) for row in rows if row.number in (11, 13))
     parts = [
-        _nodes(Node(row), constants, bitwise, prefix) if row.number == 1 else row.whole
+        _nodes(Node(row), constants, sizes, bitwise, prefix) if row.number == 1 else row.whole
         for row in rows
     ]
     return framed(field.number, bitwise.constants() + b"".join(parts))
@@ -78,8 +80,16 @@ def _constants(initializers: Iterable[bytes]) -> Iterator[tuple[str, NDArray[Any
             yield name, values
 
 
-def _nodes(operation: Node, constants: Constants, bitwise: BitwiseRewriter, prefix: str) -> bytes:
-    """Return a node, or the nodes in its place."""
+def _nodes(
+    operation: Node,
+    constants: Constants,
+    sizes: Mapping[str, Sequence[int]],
+    bitwise: BitwiseRewriter,
+    prefix: str,
+) -> bytes:
+    """Return a node, or the nodes in its place. ``sizes``: of the graph's values, by name."""
+    if operation.operator == "Scan" and (found := written_out(operation, sizes)) is not None:
+        return found
     if operation.operator == "BatchNormalization":
         return b"".join(_batch_norm(operation))
     if operation.operator == "Col2Im":

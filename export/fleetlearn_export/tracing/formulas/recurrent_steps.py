@@ -2,7 +2,9 @@
 of ``scan.Step``.
 
 "Gates" are the results of their sigmoid or tanh, on the second axis in PyTorch's order. The
-gradients are those of PyTorch's formulas (``torch.nn.LSTM``, ``GRU``, ``RNN``), by hand.
+gradients are those of PyTorch's formulas (``torch.nn.LSTM``, ``GRU``, ``RNN``), by hand. Their
+factors are multiplied with each other first where they follow from the rows alone: a GPU then has
+those of all times computed together (fleetlearn_device/runtimes/cuda/scans.py).
 """
 
 from __future__ import annotations
@@ -43,13 +45,13 @@ def lstm_gradient_step(
     inside, forget, fresh, outside = gates.chunk(4, 1)
     by_output, squashed = states[0] + arriving, cell.tanh()
     by_hidden = by_output @ fixed[1] if len(fixed) > 1 else by_output
-    by_cell = states[1] + by_hidden * outside * (1 - squashed * squashed)
+    by_cell = states[1] + by_hidden * (outside * (1 - squashed * squashed))
     by_gates = torch.cat(
         [
-            by_cell * fresh * (inside * (1 - inside)),
-            by_cell * before * (forget * (1 - forget)),
-            by_cell * inside * (1 - fresh * fresh),
-            by_hidden * squashed * (outside * (1 - outside)),
+            by_cell * (fresh * (inside * (1 - inside))),
+            by_cell * (before * (forget * (1 - forget))),
+            by_cell * (inside * (1 - fresh * fresh)),
+            by_hidden * (squashed * (outside * (1 - outside))),
         ],
         1,
     )
@@ -80,13 +82,13 @@ def gru_gradient_step(
     arriving, gates, before = rows
     reset, update, fresh, from_state = gates.chunk(4, 1)
     by_hidden = states[0] + arriving
-    by_fresh = by_hidden * (1 - update) * (1 - fresh * fresh)
-    by_reset = by_fresh * from_state * (reset * (1 - reset))
-    by_update = by_hidden * (before - fresh) * (update * (1 - update))
-    within = by_fresh * reset
+    of_fresh = (1 - update) * (1 - fresh * fresh)
+    by_reset = by_hidden * (of_fresh * from_state * (reset * (1 - reset)))
+    by_update = by_hidden * ((before - fresh) * (update * (1 - update)))
+    within = by_hidden * (of_fresh * reset)
     by_gates = torch.cat([by_reset, by_update, within], 1)
     return [by_hidden * update + by_gates @ fixed[0]], [
-        torch.cat([by_reset, by_update, by_fresh, within], 1)
+        torch.cat([by_reset, by_update, by_hidden * of_fresh, within], 1)
     ]
 
 
