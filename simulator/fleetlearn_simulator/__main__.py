@@ -347,6 +347,8 @@ def _summarise(outcome: Outcome) -> None:
             table.add_row(what, f"{metrics}, on {where}{_marked(what, summary)}")
     if "privacy" in summary:
         table.add_row("privacy", privacy_words(summary["privacy"]))
+    if "secure" in summary:
+        table.add_row("hidden", summary["secure"])
     table.add_row("back end", f"{summary['backend']} ({summary['why']})")
     page = outcome.folder / "report.html"
     if page.exists():

@@ -47,6 +47,7 @@ from fleetlearn_simulator.results.run_folder import (
     write_json,
     write_whole,
 )
+from fleetlearn_simulator.results.secure_runs import secure_words
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import PerDevice, local_settings, means
 from fleetlearn_simulator.training.choice import (
@@ -420,6 +421,7 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
         **({"evaluation": fleet.evaluations[-1]["metrics"]} if fleet.evaluations else {}),
         "test": next((row["test"] for row in reversed(committed) if "test" in row), {}),
         **({"privacy": committed[-1]["privacy"]} if committed and _is_private(fleet) else {}),
+        **_secure_part(fleet),
         "devices": len(fleet.tasks.has_bundle),
         **(
             {"without_examples": len(without)}
@@ -428,6 +430,15 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
         ),
         "model": digest(fleet.model),
     }
+
+
+def _secure_part(fleet: Fleet) -> dict[str, Any]:
+    """Return what the summary says of a run with secure aggregation, in words."""
+    scenario = fleet.scenario
+    if scenario.plan.secure is None:
+        return {}
+    tables = msgspec.to_builtins((scenario.plan.secure, scenario.coordinator), enc_hook=str)
+    return {"secure": secure_words({"secure": tables[0]}, tables[1])}
 
 
 def _is_private(fleet: Fleet) -> bool:

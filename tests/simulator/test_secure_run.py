@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.staleness import StalenessConstants, polynomial
 from fleetlearn_protocol import open_bundle
+from fleetlearn_simulator.__main__ import app
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet.masked_reports import MaskedReports
 from fleetlearn_simulator.fleet.simulated_helper import SimulatedHelper
-from virtual import Driven, drive, make_scenario, simulate_in_parts
+from typer.testing import CliRunner
+from virtual import Driven, drive, make_scenario, simulate_in_parts, write_scenario
 
 CLIP = 0.5
 SECURE: dict[str, Any] = {
@@ -245,3 +247,30 @@ def test_devices_add_the_plans_noise_under_their_masks(
     assert 0.1 * expected < np.sqrt(np.mean(beside**2)) < 3 * expected
     again = run(tmp_path, private_line, **noised, **more)
     assert again.model.tobytes() == found.model.tobytes(), "a simulation follows from its seed"
+
+
+def test_pages_and_tables_say_what_is_hidden_and_what_the_helper_is_asked(
+    tmp_path: Path, private_line: Path
+) -> None:
+    given = HIDDEN | WAYS["uniform"] | {"plan__stop": {"rounds": 2}}
+    path = write_scenario(tmp_path, private_line, 8, **given)
+    wide = {"COLUMNS": "200"}
+    words = ["run", str(path), "--workers", "1", "--backend", "bundle"]
+    done = CliRunner().invoke(app, words, env=wide)
+    assert done.exit_code == 0, done.stderr
+    said = (
+        "mode helper: sums of at least 2 devices, 20 bits, clip norm 0.5; simulated without masks"
+    )
+    assert said in " ".join(done.stderr.split())
+    folder = tmp_path / "scenario.sim"
+    page = (folder / "report.html").read_text("utf-8")
+    for part in (
+        said,
+        "Hidden: every single update",
+        "asked 2 times, for the sum of the masks of 8",
+    ):
+        assert part in page
+    output = tmp_path / "c.html"
+    words = ["compare", str(folder), "--output", str(output)]
+    assert CliRunner().invoke(app, words, env=wide).exit_code == 0
+    assert "A run with secure aggregation shows nothing" in output.read_text("utf-8")

@@ -2,7 +2,7 @@
 temporary folder.
 
 What devices draw at random follows from the simulation's seed here: it hides nothing from anybody
-who knows the scenario. An update takes 1 ms more than without masks.
+who knows the scenario. An update takes 0.3 ms more than without masks.
 """
 
 from __future__ import annotations

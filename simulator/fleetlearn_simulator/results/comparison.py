@@ -30,6 +30,7 @@ from fleetlearn_simulator.results.run_statistics import (
     reached,
     wasted_share,
 )
+from fleetlearn_simulator.results.secure_runs import has_secure
 
 UNTIL = (
     "At the end of the first round at the target. Over seeds the median; never is later than any "
@@ -269,7 +270,8 @@ def _parts(groups: list[Group], target: Target | None) -> Iterator[PagePart]:
         yield PagePart("switch")
         yield PagePart("charts", measured)
     else:
-        yield PagePart("text", nothing_measured(_has_private(groups)))
+        secure = has_secure(run for group in groups for run in group.runs)
+        yield PagePart("text", nothing_measured(_has_private(groups), secure))
     yield PagePart("section", "Work")
     work = [
         _bars(groups, "Tasks lost", lambda run: 100 * lost_share(run), "per cent of the tasks"),

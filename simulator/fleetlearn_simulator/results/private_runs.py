@@ -15,9 +15,10 @@ NOT_RELEASED = "; the simulator's own, not released"
 """Follows what the simulator measures of a private run's models on data that it keeps back."""
 
 
-def nothing_measured(private: bool) -> str:
+def nothing_measured(private: bool, secure: bool) -> str:
     """Return what stands in the place of charts of metrics, where there are none."""
-    why = " A private run shows nothing of what its devices measure." if private else ""
+    kind = "private run" if private else "run with secure aggregation" if secure else ""
+    why = f" A {kind} shows nothing of what its devices measure." if kind else ""
     return f"Nothing was measured.{why}"
 
 

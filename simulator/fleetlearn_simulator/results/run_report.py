@@ -30,6 +30,7 @@ from fleetlearn_simulator.results.run_charts import (
 )
 from fleetlearn_simulator.results.run_folder import ROUNDS, SCENARIO
 from fleetlearn_simulator.results.run_statistics import wasted_share
+from fleetlearn_simulator.results.secure_runs import secure_parts, secure_words
 
 REPORT = "report.html"
 LAST_ROUNDS = 20
@@ -60,6 +61,7 @@ def _parts(run: LoadedRun) -> Iterator[PagePart]:
             yield PagePart("section", "Privacy")
             yield PagePart("note", f"{privacy_words(run.private[-1].privacy)}.")
             yield PagePart("charts", privacy_charts(run))
+        yield from secure_parts(run)
         yield PagePart("section", "Where devices were lost")
         yield PagePart(
             "note", f"As the coordinator saw it: {listed(run.total(lambda row: row.dropped))}."
@@ -92,6 +94,7 @@ def _subtitle(run: LoadedRun) -> Iterator[str]:
         f"bundle {Path(plan['bundle']).name}" if "bundle" in plan else "",
     ]
     privacy = plan_words(plan) if "privacy" in plan else ""
+    secure = secure_words(plan, tables.get("coordinator", {})) if "secure" in plan else ""
     state = (
         run.state
         if run.summary
@@ -101,7 +104,11 @@ def _subtitle(run: LoadedRun) -> Iterator[str]:
         f"back end {run.summary['backend']} ({run.summary['why']})" if "why" in run.summary else ""
     )
     yield from filter(
-        None, (" · ".join(filter(None, line)) for line in (words, (privacy,), (state, backend)))
+        None,
+        (
+            " · ".join(filter(None, line))
+            for line in (words, (privacy,), (secure,), (state, backend))
+        ),
     )
 
 
