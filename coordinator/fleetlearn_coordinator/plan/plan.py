@@ -226,8 +226,8 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
     def check_against(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together, or the budget of
         [privacy] does not allow one release."""
-        if self.secure is not None:
-            text = "[secure] is a draft: no device masks its update yet. Leave the table out"
+        if self.secure is not None and self.secure.mode == "pairwise":
+            text = 'secure.mode = "pairwise" is a draft, and not served yet. Use mode = "helper"'
             raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {text}")
         self.check_bundle(manifest)
         self.check_privacy()

@@ -10,7 +10,7 @@ from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.secure_rules import SECURE_RULES
 from fleetlearn_protocol.manifest import Parameter
-from plans import PRIVATE, SECURE, SMALL, manifest
+from plans import PAIRWISE, PRIVATE, SECURE, SMALL, manifest
 
 SGD = manifest(proximal=False, hyper=(), metrics=("accuracy",))
 STOPS = '[stop]\nmetric = "accuracy"\ntarget = 0.9\n'
@@ -164,6 +164,7 @@ def test_with_privacy_the_noise_is_for_the_norm_that_devices_clip_to() -> None:
     assert not any("devices clip" in text for text in parse(f"{SMALL}{SECURE}").remarks(SGD))
 
 
-def test_a_draft_is_not_run() -> None:
-    with pytest.raises(PlanError, match=r"\[secure\] is a draft"):
-        parse(f"{SMALL}{SECURE}").check_against(SGD)
+def test_a_plan_with_a_helper_is_served_and_one_without_is_not_yet() -> None:
+    parse(f"{SMALL}{SECURE}").check_against(SGD)
+    with pytest.raises(PlanError, match=r'"pairwise" is a draft'):
+        parse(f"{SMALL}minimum = 4\n{PAIRWISE}").check_against(SGD)

@@ -36,12 +36,6 @@ STEP = 600.0 / (2**20 - 1)
 """The largest mistake of a rounded element of an update: 2 clip / (2^bits - 1)."""
 
 
-@pytest.fixture(autouse=True)
-def served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans with [secure] are served, whether or not their helper is there."""
-    monkeypatch.setattr(Plan, "check_against", Plan.check_bundle)
-
-
 @pytest.fixture
 def helper(tmp_path: Path) -> CalledHelper:
     return CalledHelper(tmp_path, DEVICES)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from answering import NOW, Fleet, leases
-from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import Assign
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.service.observers import RunEvent, UpdateSaved
@@ -32,12 +31,6 @@ SECURE: dict[str, Any] = {
     "secure__certificate": "b" * 64,
     "secure__clip": 1.0,
 }
-
-
-@pytest.fixture(autouse=True)
-def served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No plan with [secure] is served yet, as no device masks."""
-    monkeypatch.setattr(Plan, "check_against", Plan.check_bundle)
 
 
 def save_masked(fleet: Fleet, lease: Assign, value: float, mask: Words) -> None:
