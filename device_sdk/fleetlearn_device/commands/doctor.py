@@ -66,6 +66,8 @@ def _findings(values: Values, bundle: str | None) -> Findings:
         check_software,
         check_state,
     )
+    from fleetlearn_device.doctor.secure import check_secure
+    from fleetlearn_device.session.secure_demands import SecureDemands
     from fleetlearn_device.storage.state_directory import state_folder
 
     value = {key: each.value for key, each in values.items()}
@@ -74,6 +76,8 @@ def _findings(values: Values, bundle: str | None) -> Findings:
     trusts = bool(value["connection.trust"])
     yield from check_software(value["training.runtime"], value["training.provider"], trusts)
     yield from check_state(folder, token=token)
+    demands = {name: value[f"secure.{name}"] for name in SecureDemands._fields}
+    yield from check_secure(SecureDemands(**demands), folder)
     yield from check_disk(folder)
     yield check_memory()
     yield from _network(values, folder)

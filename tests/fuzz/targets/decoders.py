@@ -65,6 +65,8 @@ STATE_FILES = (
     "version.json",
     "checkpoint",
     "device_key.json",
+    "pending/unmasked.json",
+    "pending/unmasked.bin",
 )
 """Files of a state directory that the target writes, by their number."""
 
@@ -279,6 +281,9 @@ def state_directories(data: bytes) -> None:
         return
     try:
         report = state.outbox.load()
+        waits = state.outbox.load_unmasked()
+        if waits is not None:
+            state.outbox.unmasked_update(waits.task.task)
         state.kept_states.load(BUNDLE, 3)
         state.tied_vectors.begin(BUNDLE, TASK, 2)
         state.training_starts.count(TASK)
