@@ -242,7 +242,7 @@ def _sum() -> dict[str, Any]:
 
 def _upload(about: bytes, helper: bytes, share: float, factor: float) -> dict[str, Any]:
     """What leaves a device, from the update on. A fraction is a word of a mask, over 2^32."""
-    update, bound, bits = np.array([0.5, -0.5, 0.25, 0.0], "<f4"), 0.75, 20
+    update, bound, bits = np.array([0.5, -0.5, 0.25, 0.0], "<f4"), 0.76, 20
     rounding, seed, size = bytes([2]) * 32, bytes([3]) * 32, len(update) + 1
     fractions = mask_of(rounding, size) / 2.0**32
     words = weighted_words(update * np.float32(share * factor), share, bound, bits, fractions)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -21,11 +22,18 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from fleetlearn_protocol.encodings import SLAB
 from fleetlearn_protocol.formats.masked import words_to_bytes
 from fleetlearn_protocol.secure.about import signed_seed
-from fleetlearn_protocol.secure.fixed_point import Words, to_words, weighted_words
+from fleetlearn_protocol.secure.fixed_point import (
+    Words,
+    excess_of,
+    to_words,
+    weighted_words,
+)
 from fleetlearn_protocol.secure.masks import SEED_BYTES, add_mask
 from fleetlearn_protocol.secure.sealed import KEY_BYTES, seal
 from fleetlearn_protocol.vector import Vector
 
+_ROUNDINGS = 64
+"""One or two are enough for nearly every update."""
 RandomBytes = Callable[[int], bytes]
 """n -> n bytes that nobody else knows. Tests give others than the system's."""
 
@@ -59,14 +67,38 @@ def counted_words(
     """Return an update as it counts, and its weight, as whole numbers below 2^bits: uint32,
     (P + 1,).
 
-    update: float32, (P,), clipped to the L2 norm ``bound``. share: its weight. factor: what its
-    staleness leaves of it, above 0 and at most 1. draw: asked once, for the seed of the rounding: a
-    fraction is a word of that seed's mask, divided by 2^32. Raises ValueError: a share or factor
-    out of range, an element beyond the bound.
+    update: float32, (P,), clipped to the L2 norm ``bound``. What the words mean is no longer
+    either: where rounding made it longer, the update is made a little shorter and rounded once
+    more. share: its weight. factor: what its staleness leaves of it, above 0 and at most 1. draw:
+    asked for the seed of each rounding: a fraction is a word of that seed's mask, divided by 2^32.
+    Raises ValueError: a share or factor out of range, an element beyond the bound, words of too few
+    bits for this many elements.
     """
     scale = _scale_of(share, factor)
+    for _ in range(_ROUNDINGS):
+        words = _rounded(update, scale, share, bound, bits, draw(SEED_BYTES))
+        excess = excess_of(words[:-1], bits)
+        if excess <= 0:
+            return words
+        # The square of a rounded update's length varies by about 2 ``most`` from draw to draw.
+        most = 2**bits - 1
+        length = float(np.linalg.norm(update.astype(np.float64))) * float(scale) * most / bound
+        kept = 1 - (excess + 4 * most) / length**2 if length else 0.0
+        if kept <= 0:
+            break
+        scale = np.float32(scale * sqrt(kept))
+    raise ValueError(
+        f"{len(update)} elements of {bits} bits are longer than the bound {bound:g} however they "
+        "are rounded; more bits are needed"
+    )
+
+
+def _rounded(
+    update: Vector, scale: np.float32, share: float, bound: float, bits: int, seed: bytes
+) -> Words:
+    """Return the update times ``scale``, and its weight, rounded by the fractions of a seed."""
     words = np.zeros(len(update) + 1, np.uint32)
-    add_mask(words, draw(SEED_BYTES))
+    add_mask(words, seed)
     # Each fraction makes way for its word, so that beside the words a slab is enough.
     for start in range(0, len(update), SLAB):
         part = update[start : start + SLAB]

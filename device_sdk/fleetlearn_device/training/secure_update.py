@@ -135,8 +135,11 @@ def _words(task: Task, update: Vector, share: float, factor: float) -> Words:
     assert task.clip is not None  # the session has seen to both
     masking, numbers = import_masking(), (share, factor, task.clip, secure.bits)
     words: Words
-    if secure.noise is None:
-        words = masking.counted_words(update, *numbers)
-    else:
-        words = masking.counted_words_with_noise(update, *numbers, secure.noise)
+    try:
+        if secure.noise is None:
+            words = masking.counted_words(update, *numbers)
+        else:
+            words = masking.counted_words_with_noise(update, *numbers, secure.noise)
+    except ValueError as error:
+        raise UnsupportedError(f"the update cannot be masked: {error}") from None
     return words

@@ -19,6 +19,8 @@ MODULUS_BITS = 32
 BITS = (20, 18, 16)
 """How many bits an element may have, the finest first: 20 for up to 4,096 updates."""
 Words = NDArray[np.uint32]
+_SLAB = 2**15
+"""Elements whose squares are added at a time: their sum is below 2^63, as each is below 2^48."""
 
 
 def most_updates(bits: int) -> int:
@@ -53,6 +55,20 @@ def to_words(update: Vector, bound: float, bits: int, fractions: NDArray[np.floa
     words = np.floor(scaled + fractions)
     found: Words = np.minimum(words, most).astype(np.uint32)
     return found
+
+
+def excess_of(words: Words, bits: int) -> int:
+    """Return how much the square of an update's L2 norm, as its words mean it, is above that of the
+    bound, in units of (bound / (2^bits - 1))^2: exact, and 0 or less where the update is no longer
+    than the bound. Rounding may make it longer. ``words``: of its elements, without the weight.
+    """
+    most = 2**bits - 1
+    total = 0
+    for start in range(0, len(words), _SLAB):
+        part = 2 * words[start : start + _SLAB].astype(np.int64) - most
+        total += int(part @ part)
+    squared: int = most**2
+    return total - squared
 
 
 def sum_of(words: Words, updates: int, bound: float, bits: int) -> NDArray[np.float64]:

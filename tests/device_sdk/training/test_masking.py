@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from fleetlearn_device.training import masking
 from fleetlearn_device.training.masking import (
     MaskedUpload,
     RandomBytes,
@@ -25,7 +26,7 @@ from fleetlearn_protocol.encodings import SLAB
 from fleetlearn_protocol.formats.masked import words_from_bytes
 from fleetlearn_protocol.secure.about import signed_seed
 from fleetlearn_protocol.secure.distributed_noise import largest_step, noisy_sum
-from fleetlearn_protocol.secure.fixed_point import weighted_sum
+from fleetlearn_protocol.secure.fixed_point import excess_of, weighted_sum
 from fleetlearn_protocol.secure.masks import mask_of
 from fleetlearn_protocol.secure.sealed import unseal
 
@@ -132,6 +133,33 @@ def test_an_element_beyond_the_bound_is_refused_in_any_slab() -> None:
     update[-1] = 1.5
     with pytest.raises(ValueError, match="the bound is 1"):
         counted_words(update, 1.0, 1.0, 1.0, 20)
+
+
+@pytest.mark.parametrize(("size", "bits"), [(1, 20), (50, 20), (50_000, 16), (200, 8)])
+def test_what_the_words_mean_is_no_longer_than_the_bound(size: int, bits: int) -> None:
+    """An update that is as long as it may be is rounded to a longer one in about every second draw,
+    and in nearly each where it has many elements. No draw's words are longer, and none is much
+    shorter."""
+    update = np.random.default_rng(size).normal(size=size)
+    update = (update / np.linalg.norm(update) * 0.5).astype(np.float32)
+    update *= np.float32(0.5 / max(np.linalg.norm(update.astype(np.float64)), 0.5))
+    most, longer = 2**bits - 1, 0
+    for number in range(20):
+        seed = bytes([number]) * 32
+        words = masking._rounded(update, np.float32(1), 1.0, 0.5, bits, seed)
+        longer += excess_of(words[:-1], bits) > 0
+        words = counted_words(update, 1.0, 1.0, 0.5, bits)
+        steps = 2 * words[:-1].astype(object) - most
+        assert (steps**2).sum() <= most**2, "in whole numbers of any length"
+        assert (steps**2).sum() >= (0.95 * most) ** 2
+    assert longer >= (3 if size > 1 else 0)
+
+
+def test_bits_that_are_too_few_for_so_many_elements_are_refused() -> None:
+    """With 8 bits each word means at least 1/255 of the bound, whatever its element is."""
+    update = np.zeros(255**2 + 1, np.float32)
+    with pytest.raises(ValueError, match="more bits are needed"):
+        counted_words(update, 1.0, 1.0, 1.0, 8)
 
 
 @pytest.mark.parametrize("key", SMALL)

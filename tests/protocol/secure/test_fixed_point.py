@@ -7,7 +7,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from fleetlearn_protocol.secure.fixed_point import most_updates, weighted_sum, weighted_words
+from fleetlearn_protocol.secure.fixed_point import (
+    excess_of,
+    most_updates,
+    weighted_sum,
+    weighted_words,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +31,18 @@ def test_by_hand() -> None:
     found = weighted_sum(words, 1, 2.0, 16)
     assert found.total.tolist() == pytest.approx([1 - 1 / 65535, -1 + 1 / 65535, 2 / 65535])
     assert found.weight == 32768 / 65535
+
+
+@given(st.lists(st.integers(0, 2**24 - 1)), st.sampled_from([8, 16, 20, 24]))
+def test_how_much_longer_than_the_bound_words_are(drawn: list[int], bits: int) -> None:
+    words, most = [word % 2**bits for word in drawn], 2**bits - 1
+    expected = sum((2 * word - most) ** 2 for word in words) - most**2
+    assert excess_of(np.array(words, np.uint32), bits) == expected
+
+
+def test_no_square_overflows() -> None:
+    words = np.full(2**15 + 1, 2**24 - 1, np.uint32)
+    assert excess_of(words, 24) == 2**15 * (2**24 - 1) ** 2
 
 
 @given(st.integers(0, 2**32), st.sampled_from([16, 18, 20]), st.integers(1, 40))
