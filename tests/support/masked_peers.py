@@ -10,6 +10,7 @@ import numpy as np
 from fleetlearn_protocol.encodings import MASKED
 from fleetlearn_protocol.messages import UPDATE, Report, Task
 from fleetlearn_protocol.secure.about import about_update, signed_seed
+from fleetlearn_protocol.secure.distributed_noise import noisy_words
 from fleetlearn_protocol.secure.fixed_point import weighted_words
 from fleetlearn_protocol.secure.masks import add_mask
 from fleetlearn_protocol.secure.sealed import seal
@@ -47,7 +48,10 @@ def masked_upload(task: Task, name: str, update: Vector, factor: float = 1.0) ->
     seed = hashlib.sha256(f"{task.task} {name}".encode()).digest()
     fractions = np.random.default_rng(0).random(size)
     scaled = np.asarray(update * factor, np.float32)
-    words = weighted_words(scaled, 1.0, task.clip, task.secure.bits, fractions)
+    if task.secure.noise is None:
+        words = weighted_words(scaled, 1.0, task.clip, task.secure.bits, fractions)
+    else:
+        words = noisy_words(scaled, task.clip, task.secure.bits, task.secure.noise, seed)
     add_mask(words, seed)
     content = words.astype("<u4").tobytes()
     terms = terms_of(task, size)

@@ -56,6 +56,15 @@ DISTRIBUTED_RULES = (
 )
 
 
+def survivors(plan: PlanKeys) -> int | None:
+    """Return how many devices' noise is a release's together; None where devices add none, or each
+    all of it."""
+    privacy, secure = plan.privacy, plan.secure
+    if privacy is None or secure is None or privacy.mechanism != DISTRIBUTED:
+        return None
+    return honest_of(secure.minimum, privacy.colluding)
+
+
 def device_noise(plan: PlanKeys, multiplier: float) -> float:
     """Return the standard deviation of the noise that each device adds, in words: 0 where devices
     add none. ``multiplier``: the plan's noise multiplier.
@@ -84,9 +93,7 @@ def device_noise(plan: PlanKeys, multiplier: float) -> float:
 def _more_room(plan: PlanKeys) -> str:
     """Return what gives a sum's noise more room, in words."""
     assert plan.secure is not None
-    assert plan.privacy is not None
-    survivors = honest_of(plan.secure.minimum, plan.privacy.colluding)
     ways = ["fewer secure.bits"] if plan.secure.bits > 16 else []
-    if survivors < plan.round.goal:
+    if (survivors(plan) or 0) < plan.round.goal:
         ways.append("a larger secure.minimum, with which each device adds less")
     return f"It takes {', or '.join([*ways, 'less noise'])}"

@@ -9,7 +9,7 @@ from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.aggregation.weighing.norm_bound import Enforced, NormBound
-from fleetlearn_coordinator.plan.distributed_noise import device_noise
+from fleetlearn_coordinator.plan.distributed_noise import device_noise, survivors
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.privacy_section import METRICS_SHARE, PrivacySection
 from fleetlearn_coordinator.privacy import accounting
@@ -92,6 +92,7 @@ def privacy_rules(plan: PlanKeys, largest_weight: int) -> PrivacyRules | None:
         separation=privacy.separation,
         participations=privacy.participations,
         planned=plan.stop.rounds,
+        survivors=survivors(plan),
         metrics=measured,
         metrics_noise=(privacy.metrics_noise or noise / math.sqrt(METRICS_SHARE))
         if measured

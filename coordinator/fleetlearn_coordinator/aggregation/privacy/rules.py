@@ -41,6 +41,9 @@ class PrivacyRules:
     """Most participations of one device in the run."""
     planned: int = 1
     """Most releases under these rules; correlated noise is made for that many."""
+    survivors: int | None = None
+    """With mechanism distributed: how many devices' own noise is a release's together. None: the
+    coordinator adds it, or each device all of it."""
     metrics: bool = False
     """Whether what devices measure is released, with noise."""
     metrics_noise: float | None = None

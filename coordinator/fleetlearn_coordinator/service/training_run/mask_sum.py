@@ -35,13 +35,17 @@ from fleetlearn_coordinator.secure.helper_client import (
 from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.run_log import RunLog
+from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget
 from fleetlearn_coordinator.service.training_run.round_reports import RoundReports, SpooledReport
 from fleetlearn_coordinator.service.training_run.round_work import Record
-from fleetlearn_coordinator.storage.ledger import Ledger, Metadata, Row
+from fleetlearn_coordinator.service.training_run.saved_mask_set import (
+    KEY,
+    SavedMaskSet,
+    saved_set,
+)
+from fleetlearn_coordinator.storage.ledger import Metadata, Row
 from fleetlearn_coordinator.storage.store import Store
 
-KEY = "mask_set"
-"""Of the metadata: the set that the helper is or was asked for, as JSON (``SavedMaskSet``)."""
 WHAT_TO_DO = {
     RefusalName.UNKNOWN_DEVICE: "the helper's operator lets devices in with `fleetlearn-coordinator"
     " helper enrol`",
@@ -63,21 +67,6 @@ Answer: TypeAlias = Words | HelperError
 def helper_address(secure: SecureSection) -> HelperAddress:
     """Return where a plan's helper is, and how it is known."""
     return HelperAddress(secure.helper.rstrip("/"), secure.certificate)
-
-
-class SavedMaskSet(msgspec.Struct, frozen=True):
-    """The set that was asked for, as it is written down. The reports themselves have rows."""
-
-    round: int
-    digest: str
-    """``MaskSumRequest.digest`` in hexadecimal digits."""
-    reports: int
-
-
-def saved_set(ledger: Ledger) -> SavedMaskSet | None:
-    """Return the last set that was written down. None: there is none."""
-    found = ledger.get(KEY)
-    return None if found is None else msgspec.json.decode(found, type=SavedMaskSet)
 
 
 class MaskQuestion(msgspec.Struct, frozen=True, eq=False):
@@ -103,6 +92,7 @@ class MaskSums:
         store: Store,
         engine: Engine,
         reports: RoundReports,
+        budget: PrivateBudget,
         model_digest: Callable[[int], str],
         log: RunLog,
         unmask: Unmask,
@@ -113,6 +103,7 @@ class MaskSums:
         self.helper, self.terms = helper, terms
         self._store, self._engine, self._reports, self._log = store, engine, reports, log
         self._model_digest, self._unmask, self._record = model_digest, unmask, record
+        self._budget = budget
         self._saved = saved_set(store.ledger)
         """The set that an earlier process asked for."""
         self._command: Commit | None = None
@@ -161,7 +152,8 @@ class MaskSums:
         self._store.when_safe(lambda: self._ask_now(question))
 
     def _ask_now(self, question: MaskQuestion) -> None:
-        if self._written is question:
+        if self._written is question and self._command is not None:
+            self._budget.seen = self._command.round  # unless the helper refuses
             self.question = question
             self.changed()
 
@@ -251,6 +243,8 @@ class MaskSums:
 
     def _refused(self, command: Commit, error: HelperRefusedError, now: Clocks) -> list[Command]:
         refusal = error.refusal
+        if not self.tries and not self.is_closed(command.round):
+            self._budget.seen = None  # nobody was given the sum
         tasks = [
             task for task, report in self._reports.counted.items() if report.device in error.without
         ]
@@ -282,6 +276,7 @@ class MaskSums:
         self, command: Commit, text: str, now: Clocks, ended: Iterable[Command] = ()
     ) -> list[Command]:
         self.forget()
+        self._budget.give_up(command.round, self._engine)
         given_up = self._engine.give_up_commit(text, command.dropped, now.engine)
         return self._record([*ended, *given_up], now)
 

@@ -25,11 +25,13 @@ from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.privacy_budget import account_of, budget_of, digest_of
 from fleetlearn_coordinator.privacy.budget import PrivacyAccount, make_account
+from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.settings import ReleaseBudget
 from fleetlearn_coordinator.service.backup_contents import is_path
 from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.run_log import RunLog
+from fleetlearn_coordinator.service.training_run.saved_mask_set import asked_round
 from fleetlearn_coordinator.service.training_run.saved_privacy import end_noise
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.find_storage import find_storage
@@ -71,6 +73,11 @@ class PrivateBudget:
         """None: the plan has no [privacy]."""
         self.rows: list[Row] = []
         """What is to be written at the start."""
+        self.seen: int | None = None
+        """The round whose sum of updates the coordinator has seen, or may have seen in an earlier
+        process. Where devices add the noise, it spends whether or not it comes to a model."""
+        self._abandoned: tuple[int, list[Row]] | None = None
+        """The last round that was abandoned and has spent something, and its rows."""
         self.audit: AuditPrivacy | None = None
         """None while it is not known."""
         self._store, self._log = store, log
@@ -87,11 +94,13 @@ class PrivateBudget:
             return
         if before is None and (told := _told_before(store.ledger)):
             raise PlanError(Code.BAD_MESSAGE, _too_late(plan, told))
+        self.seen = asked_round(store.ledger)
         if before is not None:
             _refuse_copy(store, before)
-            if before.is_local and before.segments[-1].rules != digest_of(rules):
+            if before.segments[-1].rules != digest_of(rules):
                 # A round that is open is given up, whose updates were sent under the old rules.
-                before = before.after_abandoned()
+                before = before.after_abandoned(seen=self.seen is not None)
+                self.seen = None
         self.account = account_of(plan.privacy, rules, () if before is None else before.segments)
         self.rows = [account_row(self.account), Metadata(PLACE, _place_of(store.storage.where))]
         change = None if before is None else _change(before, self.account)
@@ -110,13 +119,24 @@ class PrivateBudget:
         """How many rounds have spent something."""
         return 0 if self.account is None else self.account.rounds
 
-    def abandoned(self, *, seen: bool = False) -> list[Row]:
-        """A round was abandoned. Returns what is to be written with its end: nothing where it has
-        spent nothing. ``seen``: whether the sum of its updates may have been seen."""
+    def abandoned(self, number: int) -> list[Row]:
+        """This round is abandoned. Returns what is to be written with its end: nothing where it has
+        spent nothing. Harmless when repeated."""
+        if self._abandoned is not None and self._abandoned[0] == number:
+            return self._abandoned[1]
+        seen = self.seen == number
         if self.account is None or not self.account.spends_abandoned(seen=seen):
             return []
         self.account = self.account.after_abandoned(seen=seen)
-        return [account_row(self.account)]
+        self._abandoned = number, [account_row(self.account)]
+        return self._abandoned[1]
+
+    def give_up(self, number: int, engine: Engine) -> None:
+        """The engine is about to give this round up: if that spends more than it counts by itself,
+        it must know before it decides whether another round opens."""
+        if self.seen == number and self.abandoned(number):
+            engine.releases = self.rounds
+            engine.settings = engine.settings._replace(budget=self.limit)
 
     def look_at_held(self, held: Held, newest_round: int) -> None:
         """Warn, once, where a device has an update for a round that is not known here: the data

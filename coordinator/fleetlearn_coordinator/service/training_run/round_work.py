@@ -145,6 +145,8 @@ class RoundWork:
         dropped = self.kept.dropped_after(there, version, min(needed), summary)
         tied = self.reports.tied if self.plan.tied else {}
         account = self.budget.account
+        if masks is not None:
+            self.budget.seen = number
         decided = RoundToCommit(
             number, summary, now.wall, base, bases, dropped, tied, account, masks
         )
@@ -154,13 +156,14 @@ class RoundWork:
         """Write the rows with which the new model and its optimizer's state become valid and the
         round is closed, and tell the engine. A round without a model is abandoned."""
         if isinstance(new, NotUnmasked):
+            self.budget.give_up(self.engine.round, self.engine)
             given_up = self.engine.give_up_commit(new.text, new.dropped, now.engine)
             return self.record(given_up, now)
         model, summary, version = new.model, new.summary, new.model.state.version
         self.store.write([*model.rows, *participation_rows(self.engine)])
         self.models.begin_version(model.state, model.forms, self.engine.oldest_version())
         self.reports.end(model.state)
-        self.budget.account = new.account
+        self.budget.account, self.budget.seen = new.account, None
         if new.forgets_tied:
             self.observers.tell([TiedVectorsReset(self.plan.local.algorithm)])
         self.observers.tell([RoundEnded(new.number, "committed", version, summary, "")])
@@ -187,6 +190,7 @@ class RoundWork:
             return []
         self._to_commit = None
         rows = self.roll_backs.rows_of(request, new)
+        self.budget.give_up(self.engine.round, self.engine)
         heard = self.record(self.engine.roll_back(), now, rows)
         self.store.give_up_early()
         self.models.begin_version(new.model.state, new.model.forms, None)

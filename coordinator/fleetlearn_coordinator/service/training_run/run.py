@@ -165,6 +165,7 @@ class Run:
                 store,
                 self.engine,
                 self.reports,
+                self.budget,
                 self.models.digest_of,
                 self.log,
                 self._make_model,
@@ -229,6 +230,7 @@ class Run:
 
     def _give_up(self, given_up: GivenUp, now: Clocks) -> None:
         why = "its reports cannot be added up any more"
+        self.budget.give_up(given_up.number, self.engine)
         closed, ended = self._abandon(given_up.number, given_up.dropped, why, now)
         self.store.write([*given_up.rows, *closed])
         self.engine.releases = self.budget.rounds
@@ -394,7 +396,7 @@ class Run:
             self.mask_sums.forget()
         summary, newest = self._summary(dropped, now), self.models.newest
         self.reports.end(newest)
-        spent = self.budget.abandoned()
+        spent = self.budget.abandoned(number)
         if self.budget.account is not None and spent:
             summary["privacy"] = summary_of(self.budget.account)
         closed = RoundClosed(number, "abandoned", summary, now.wall)

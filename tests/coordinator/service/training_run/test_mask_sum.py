@@ -19,8 +19,8 @@ from fleetlearn_coordinator.secure.helper_client import (
     NoHelperError,
     WrongHelperError,
 )
-from fleetlearn_coordinator.service.training_run.mask_sum import KEY, saved_set
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
+from fleetlearn_coordinator.service.training_run.saved_mask_set import KEY, saved_set
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import Metadata
 from fleetlearn_protocol.errors import Code
