@@ -48,6 +48,15 @@ describe("vector.json", () => {
   });
 });
 
+test("masked words are of 4 bytes each, of any value, and no floats", async () => {
+  const masked = findEncoding("masked");
+  expect([masked.blockBytes, masked.size(3), masked.check(new Uint8Array(12).fill(255))]).toEqual([4, 12, 0]);
+  expect(await codeOf(() => masked.check(new Uint8Array(11)))).toBe("wrong-length");
+  expect(await codeOf(() => masked.encode(new Float32Array(3)))).toBe("bad-encoding");
+  expect(await codeOf(() => masked.decode(new Uint8Array(12)))).toBe("bad-encoding");
+  expect([isKnown("masked", ["float32"]), isKnown("masked", ["masked"])]).toEqual([false, true]);
+});
+
 describe("encodings.json", () => {
   const given = vectors("encodings.json");
   const float32 = findEncoding("float32");

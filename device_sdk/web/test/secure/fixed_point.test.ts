@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { randomFractions, weightedWords } from "../../src/secure/fixed_point.ts";
+import { randomFractions, shareOf, weightedWords } from "../../src/secure/fixed_point.ts";
 
 test("roundings are uniform, and no function of a seed", () => {
   const [one, other] = [randomFractions(), randomFractions()];
@@ -32,4 +32,8 @@ test("an element beyond the bound, one that is not finite, and a share that is n
 test("no word is beyond its bits, whatever the fraction", () => {
   const words = weightedWords(Float32Array.of(1, -1), 1, 1, 20, () => 1 - 2 ** -32);
   expect([...words]).toEqual([2 ** 20 - 1, 0, 2 ** 20 - 1]);
+});
+
+test("a weight is a share of the largest, and at most that", () => {
+  expect([shareOf(30, null), shareOf(30, 120), shareOf(500, 120)]).toEqual([1, 0.25, 1]);
 });
