@@ -92,6 +92,8 @@ class Relay:
         """The frame that was to be held up has come, and waits."""
         self.last: dict[str, Any] = {}
         """The message that was held up last."""
+        self.reports: list[dict[str, Any]] = []
+        """Those that devices sent, held up or not."""
         self._wanted: tuple[str, int] | None = None
         self._devices: set[ServerConnection] = set()
         self._release = asyncio.Event()
@@ -174,6 +176,8 @@ class Relay:
         message = json.loads(frame) if isinstance(frame, str) else {"type": f"chunk-{way}"}
         if message["type"] == "task":
             self._round = message["round"]
+        if message["type"] == "report":
+            self.reports.append(message)
         if self._wanted is None:
             return
         kind, round = self._wanted

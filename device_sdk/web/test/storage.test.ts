@@ -343,6 +343,11 @@ describe.each(STORES)("a store %s", (_, open) => {
       await expect(readOrMakeName(store, "another")).rejects.toThrow("not another");
       await expect(readOrMakeName(new MemoryStore(), "no name")).rejects.toThrow("a device's name");
     });
+    test("a name that is damaged is made again", async () => {
+      await store.write({ identity: hex("ff") });
+      const name = await readOrMakeName(store);
+      expect(await readOrMakeName(store)).toBe(name);
+    });
     test("a credential is made where a token is given, durable before it is shown, and changed", async () => {
       expect(await new Enrolment(store, "d").subprotocols()).toEqual([]);
       const token = "t".repeat(43);
@@ -368,6 +373,12 @@ describe.each(STORES)("a store %s", (_, open) => {
 describe("a browser's database", () => {
   beforeEach(() => {
     globalThis.indexedDB = new IDBFactory();
+  });
+
+  test("a page and its worker that make the device's name at one moment have one", async () => {
+    const names = await Promise.all([1, 2, 3].map(async () => readOrMakeName(await openIndexedDb())));
+    expect(new Set(names).size).toBe(1);
+    expect(await readOrMakeName(await openIndexedDb())).toBe(names[0]);
   });
 
   test.each([

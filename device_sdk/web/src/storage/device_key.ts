@@ -10,7 +10,7 @@
 import { toHex } from "../protocol/hex.ts";
 import { StoreError } from "./errors.ts";
 import { readOrMakeName } from "./identity.ts";
-import type { Store } from "./store.ts";
+import { keepFirst, type Store } from "./store.ts";
 
 /** The store's names of the bytes, and of the pair of keys that cannot be exported. */
 const BYTES = "device-key";
@@ -29,9 +29,7 @@ export async function deviceKey(store: Store): Promise<DeviceKey> {
   const pair = (await store.keyPair?.(PAIR)) ?? (await makePair(store));
   if (pair !== undefined) return ofPair(pair);
   const { newSecret } = await import("../secure/ed25519.ts");
-  const secret = newSecret();
-  await store.write({ [BYTES]: secret });
-  return ofBytes(secret);
+  return ofBytes(await keepFirst(store, BYTES, newSecret()));
 }
 
 /**

@@ -3,7 +3,7 @@
 import { nullable, object, optional, text } from "../protocol/checks.ts";
 import { checked, identifier } from "../protocol/messages.ts";
 import { StoreError } from "./errors.ts";
-import { json, readJson, type Store } from "./store.ts";
+import { json, keepFirst, readJson, type Store } from "./store.ts";
 
 const IDENTITY = object({ device: identifier });
 /** A secret, and behind dots the public keys that its device is to trust. */
@@ -12,13 +12,14 @@ const CREDENTIAL = object({ secret: text(128, 43), next: optional(nullable(text(
 
 /** Return the device's name; make it `name`, or a random one, where the store has none. */
 export async function readOrMakeName(store: Store, name?: string): Promise<string> {
-  const stored = await readJson(store, "identity");
-  if (stored === undefined) {
-    const device = checked(identifier, name ?? randomText(16), "a device's name");
-    await store.write({ identity: json({ device }) });
-    return device;
+  if ((await readJson(store, "identity")) === undefined) {
+    const made = json({ device: checked(identifier, name ?? randomText(16), "a device's name") });
+    const isDamaged = (await store.read("identity")) !== undefined;
+    // A page may ask for the name while its worker makes one.
+    if (isDamaged) await store.write({ identity: made });
+    else await keepFirst(store, "identity", made);
   }
-  const { device } = checked(IDENTITY, stored, "the store's identity");
+  const { device } = checked(IDENTITY, await readJson(store, "identity"), "the store's identity");
   if (name !== undefined && name !== device) {
     throw new StoreError(
       `the store says that this device is ${device}, not ${name}: leave the name out, or give ${name} a store of its own`,

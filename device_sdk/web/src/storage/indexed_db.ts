@@ -51,11 +51,7 @@ class IndexedDbStore implements Store {
 
   async write(changes: Readonly<Record<string, Uint8Array | null>>, durable = true): Promise<void> {
     const values = this.#begin("readwrite", durable);
-    const { transaction } = values;
-    const done = new Promise<void>((resolve, reject) => {
-      transaction.oncomplete = () => resolve();
-      transaction.onabort = () => reject(storeError(transaction.error));
-    });
+    const done = ended(values.transaction);
     for (const [key, value] of Object.entries(changes)) {
       if (value === null) values.delete(key);
       else values.put(value.slice().buffer, key);
@@ -68,18 +64,23 @@ class IndexedDbStore implements Store {
     return (await result(this.#begin("readonly", true).getAllKeys(range))) as string[];
   }
 
-  async keyPair(name: string, pair?: CryptoKeyPair): Promise<CryptoKeyPair | undefined> {
-    const values = this.#begin(pair === undefined ? "readonly" : "readwrite", true);
-    const { transaction } = values;
-    const done = new Promise<void>((resolve, reject) => {
-      transaction.oncomplete = () => resolve();
-      transaction.onabort = () => reject(storeError(transaction.error));
-    });
-    // In one transaction, so that of two tabs that make a pair both get the first one.
-    const kept: CryptoKeyPair | undefined = await result(values.get(name));
-    if (kept === undefined && pair !== undefined) values.put(pair, name);
+  async keepFirst(key: string, value: Uint8Array): Promise<Uint8Array> {
+    return new Uint8Array(await this.#keepFirst<ArrayBuffer>(key, value.slice().buffer as ArrayBuffer));
+  }
+
+  async keyPair(key: string, pair?: CryptoKeyPair): Promise<CryptoKeyPair | undefined> {
+    if (pair !== undefined) return this.#keepFirst(key, pair);
+    return result(this.#begin("readonly", true).get(key));
+  }
+
+  /** Two tabs that make a value at one moment both get the first: this is one transaction. */
+  async #keepFirst<T>(key: string, value: T): Promise<T> {
+    const values = this.#begin("readwrite", true);
+    const done = ended(values.transaction);
+    const kept: T | undefined = await result(values.get(key));
+    if (kept === undefined) values.put(value, key);
     await done;
-    return kept ?? pair;
+    return kept ?? value;
   }
 
   async claim(how: Claim): Promise<() => void> {
@@ -107,6 +108,13 @@ class IndexedDbStore implements Store {
       throw new StoreError(LOST, "lost"); // the database is closed
     }
   }
+}
+
+function ended(transaction: IDBTransaction): Promise<void> {
+  return new Promise<void>((resolve, reject) => {
+    transaction.oncomplete = () => resolve();
+    transaction.onabort = () => reject(storeError(transaction.error));
+  });
 }
 
 function result<T>(request: IDBRequest<T>): Promise<T> {

@@ -12,12 +12,23 @@ export interface Store {
   write(changes: Readonly<Record<string, Uint8Array | null>>, durable?: boolean): Promise<void>;
   /** Return the keys that begin so, in order. */
   keys(prefix: string): Promise<string[]>;
-  /** Keep a pair of keys that cannot be exported, unless there is one of this name; returns the one that is kept. Without
-   * a pair: returns it, or undefined where there is none. Left out: the store keeps bytes alone. Rejects with StoreError. */
-  keyPair?(name: string, pair?: CryptoKeyPair): Promise<CryptoKeyPair | undefined>;
+  /** Write the value unless the key has one, as one step; returns the value that the key has then. Left out: nobody else
+   * writes to the store. */
+  keepFirst?(key: string, value: Uint8Array): Promise<Uint8Array>;
+  /** The same for a pair of keys that cannot be exported. Without a pair: returns what there is. Left out: the store keeps
+   * bytes alone. */
+  keyPair?(key: string, pair?: CryptoKeyPair): Promise<CryptoKeyPair | undefined>;
   /** Wait until no other tab or worker uses the store. Returns a function that gives it back. Left out: nobody else can. */
   claim?(how: Claim): Promise<() => void>;
   close(): void;
+}
+
+/** Write the value unless the key has one; returns the value that the key has then. Rejects with StoreError. */
+export async function keepFirst(store: Store, key: string, value: Uint8Array): Promise<Uint8Array> {
+  if (store.keepFirst !== undefined) return store.keepFirst(key, value);
+  const kept = await store.read(key);
+  if (kept === undefined) await store.write({ [key]: value });
+  return kept ?? value;
 }
 
 /** A store in memory, for pages that are to leave nothing behind, and for tests. */

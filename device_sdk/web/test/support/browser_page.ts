@@ -1,7 +1,7 @@
 /** A page with a device in a worker, for tests in a browser. settings.json beside it says whom it serves, and with what.
  * A test reads `states` and `lines`, and calls `device`, by Playwright. */
 
-import { type DeviceState, keepStorage, ScreenLock, startDevice } from "../../src/index.ts";
+import { type DeviceState, keepStorage, openIndexedDb, rosterLine, ScreenLock, startDevice } from "../../src/index.ts";
 
 const { url, x, y, ...options } = await (await fetch("settings.json")).json();
 const values = Float32Array.from((x as number[][]).flat());
@@ -22,7 +22,8 @@ const device = startDevice(new Worker("worker.js", { type: "module" }), {
   onChange: (state) => states.push(state),
   ...options,
 });
-Object.assign(globalThis, { device, states, lines, screenLock: new ScreenLock(), keepStorage });
+const ownLine = async (): Promise<string> => rosterLine(await openIndexedDb());
+Object.assign(globalThis, { device, states, lines, screenLock: new ScreenLock(), keepStorage, ownLine });
 device.serve().then(
   () => log("served until the training was finished"),
   (error: unknown) => log(String(error)),

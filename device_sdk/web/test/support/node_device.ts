@@ -1,10 +1,11 @@
 /**
  * A device of this SDK as a process of Node's, for the transcripts and for rounds with a real coordinator:
  * `node --experimental-websocket node_device.mjs URL DATA.npz STATE [--name NAME] [--token TOKEN] [--trust KEY]... [--base SECONDS]`.
+ * With `--roster` it prints its line in a helper's roster, and ends.
  */
 
 import { parseArgs } from "node:util";
-import { Device } from "../../src/index.ts";
+import { Device, rosterLine } from "../../src/index.ts";
 import { FolderStore } from "./folder_store.ts";
 import { readNpz } from "./npz.ts";
 
@@ -16,13 +17,19 @@ const { positionals, values } = parseArgs({
     trust: { type: "string", multiple: true },
     base: { type: "string" },
     "until-finished": { type: "boolean" },
+    roster: { type: "boolean" },
   },
 });
 const [url, data, state] = positionals as [string, string, string];
+const store = new FolderStore(state);
+if (values.roster === true) {
+  console.log(await rosterLine(store, values.name));
+  process.exit(0);
+}
 const device = new Device({
   url,
   data: readNpz(data),
-  store: new FolderStore(state),
+  store,
   untilFinished: values["until-finished"] ?? false,
   ...(values.name !== undefined && { name: values.name }),
   ...(values.token !== undefined && { token: values.token }),
