@@ -36,6 +36,7 @@ from fleetlearn_protocol.messages import (
     TaskWeighing,
 )
 from fleetlearn_protocol.secure.about import about_update, signed_seed
+from fleetlearn_protocol.secure.distributed_noise import largest_step
 from fleetlearn_protocol.secure.fixed_point import Words, weighted_sum
 from fleetlearn_protocol.secure.masks import mask_of
 from fleetlearn_protocol.secure.sealed import unseal
@@ -149,6 +150,34 @@ def test_all_that_leaves_the_device_is_masked(served: Served, data: Any, tmp_pat
             "personal": None, "lost_tied": False, "clipped": None,
         }  # fmt: skip
         near(opened(task, report, content, tmp_path / "state"), expected, 20 / 40)
+
+    asyncio.run(test())
+
+
+def test_noise_is_added_below_the_mask_and_is_another_one_for_the_same_task(
+    served: Served, data: Any, tmp_path: Path
+) -> None:
+    """The task's seed is the same, and the coordinator knows it."""
+    noise = 2000.0
+    task = secure_task(served, "r1-1-1", msgspec.structs.replace(SECURE, noise=noise))
+
+    async def words_of(folder: Path) -> Words:
+        async with pair(served, data, folder) as (coordinator, _):
+            line = await coordinator.line()
+            assert "secure-noise" in (await line.check_in()).privacy
+            await line.say(task)
+            report = await line.answer_fetches(Report)
+            return opened(task, report, await line.accept(report), folder)
+
+    async def test() -> None:
+        expected = await plain_update(served, data, tmp_path / "plain")
+        found = [await words_of(tmp_path / str(number)) for number in range(2)]
+        assert [int(words[-1]) for words in found] == [1, 1], "all weigh the same"
+        first, second = (words[:-1].view(np.int32).astype(np.float64) for words in found)
+        steps = expected.astype(np.float64) / CLIP * largest_step(BITS)
+        for words in (first, second):
+            assert 0 < np.abs(words - steps).max() < 7 * noise
+        assert (first != second).any()
 
     asyncio.run(test())
 

@@ -105,8 +105,13 @@ def _unknown_noise(task: Task) -> str | None:
 
 def _unfit_noise(masked: str, secure: SecureTask, noise: float) -> str | None:
     """Return why an update cannot be masked with this noise; None if it can."""
-    from fleetlearn_protocol.secure.distributed_noise import has_room  # makes tables
+    from fleetlearn_protocol.secure.distributed_noise import LEAST_NOISE, has_room  # makes tables
 
+    if noise < LEAST_NOISE:
+        return (
+            f"{masked} with noise of {noise:g} words: expected {LEAST_NOISE:g} or more, as with "
+            "less the noise of several devices does not add up to what is promised"
+        )
     if has_room(secure.minimum, secure.bits, noise):
         return None
     return (

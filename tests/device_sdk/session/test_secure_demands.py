@@ -162,6 +162,7 @@ def test_what_an_update_may_count(factor: float, good: bool) -> None:
         ),
         (changed(local_noise=1.0), "noise has no largest element"),
         (secure(noise=5.0, minimum=9000), "such a sum has no room in 32 bits"),
+        (secure(noise=3.9), "noise of 3.9 words: expected 4 or more"),
     ],
 )
 def test_what_cannot_be_masked_is_refused_with_the_reason(task: Task, words: str) -> None:

@@ -286,5 +286,6 @@ def test_a_roll_back_between_rounds_does_not_count_the_last_release_twice(
     ask_to_roll_back(plan.data_dir, 0, "test")
     assert fleet.run.roll_backs.look(0.0)
     fleet.run.work.do_work(NOW)
+    assert fleet.run.budget.account == account_in(plan)
     assert (account_in(plan).releases, account_in(plan).rounds) == (1, 1)
     fleet.store.close()
