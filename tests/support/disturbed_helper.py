@@ -358,8 +358,13 @@ class MaskingCoordinator:
             return
         row.asked = rest
         run.disturbances.may_die("coordinator")
-        if "a refused device stays in the sum" not in run.mistakes:
-            self.restart()
+        if "a refused device stays in the sum" in run.mistakes:
+            return
+        kept = [columns_of(row.accepted[task].content) for task in rest]
+        self.round = self.round.without(kept)
+        for task in without:
+            self.round.subtract(columns_of(row.accepted[task].content))
+        run.disturbances.may_die("coordinator")
 
     def _commit(self, answer: MaskSumAnswer) -> None:
         run, row = self.rehearsal, self.row
