@@ -3,6 +3,7 @@ model of the same devices without [secure], whoever is away or dies meanwhile.""
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,13 @@ from secure_fleet import SecureFleet
 
 pytestmark = pytest.mark.slow
 NAMES = ["d0", "d1", "d2"]
+CRASH = Path(__file__).with_name("crash_secure.py")
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(CRASH.parent))
+    NAMED = runpy.run_path(str(CRASH))
+POINTS: list[str] = [*NAMED["POINTS"]]
+REFUSED: list[str] = sorted(NAMED["WITH_A_REFUSAL"])
+AFTER_A_REFUSAL = {each for each in POINTS if "left out" in each or "taken off" in each}
 
 
 def finished(fleet: SecureFleet) -> np.ndarray:
@@ -48,12 +56,15 @@ def plain_model(folder: Path, warm: Path, bundle: Path, shards: list[Path]) -> n
         return read_model(folder / "run")[1]
 
 
+@pytest.fixture(scope="session")
+def plain(
+    tmp_path_factory: pytest.TempPathFactory, warm: Path, bundle_path: Path, shards: list[Path]
+) -> np.ndarray:
+    return plain_model(tmp_path_factory.mktemp("plain"), warm, bundle_path, shards)
+
+
 def test_a_fleet_with_a_helper_makes_the_model_of_a_fleet_without(
-    run: Processes,
-    warm: Path,
-    bundle_path: Path,
-    shards: list[Path],
-    tmp_path_factory: pytest.TempPathFactory,
+    run: Processes, bundle_path: Path, shards: list[Path], plain: np.ndarray
 ) -> None:
     fleet = SecureFleet(run, 3, NAMES)
     fleet.write_plan(bundle_path)
@@ -61,7 +72,46 @@ def test_a_fleet_with_a_helper_makes_the_model_of_a_fleet_without(
     run.coordinator(fleet.plan)
     fleet.start_devices(shards)
     model = finished(fleet)
-    plain = plain_model(tmp_path_factory.mktemp("plain"), warm, bundle_path, shards)
     assert np.abs(model - plain).max() < 1e-3
     rounds = read_status(fleet.data).rounds
     assert [row.outcome for row in rounds] == ["committed"] * 3
+
+
+def serve_and_die(fleet: SecureFleet, point: str, turn: int) -> None:
+    """Serve until the coordinator dies at this point, and serve again."""
+    process = fleet.run.coordinator(fleet.plan, CRASH, point, str(turn), fleet.plan)
+    assert process.wait(60) == -9, f"it was to die as {point}: {fleet.run.log('coordinator')}"
+    fleet.run.coordinator(fleet.plan, CRASH, "nowhere", "0", fleet.plan)
+
+
+@pytest.mark.parametrize("point", [each for each in POINTS if each not in AFTER_A_REFUSAL])
+def test_a_coordinator_that_dies_at_any_step_asks_for_the_same_set(
+    run: Processes, bundle_path: Path, shards: list[Path], plain: np.ndarray, point: str
+) -> None:
+    """All three rounds have all three devices, and so the model is the one without masks."""
+    fleet = SecureFleet(run, 3, NAMES)
+    fleet.write_plan(bundle_path)
+    fleet.start_helper()
+    fleet.start_devices(shards)
+    serve_and_die(fleet, point, 2)
+    assert np.abs(finished(fleet) - plain).max() < 1e-3
+    rounds = read_status(fleet.data).rounds
+    assert [(row.outcome, row.summary["reports"]) for row in rounds] == [("committed", 3)] * 3
+
+
+@pytest.mark.parametrize("point", REFUSED)
+def test_a_coordinator_that_dies_while_a_device_is_left_out(
+    run: Processes, bundle_path: Path, shards: list[Path], point: str
+) -> None:
+    """d3 trains, and the helper does not know it: each round is of the others alone. From then on
+    d3 is in doubt, and has to wait for a round that needs it."""
+    fleet = SecureFleet(run, 3, NAMES)
+    fleet.names = [*NAMES, "d3"]
+    fleet.write_plan(bundle_path, round__minimum=3, round__gather=3.0)
+    fleet.start_helper()
+    fleet.start_devices(shards)
+    serve_and_die(fleet, point, 1)
+    finished(fleet)
+    rounds = sorted(read_status(fleet.data).rounds, key=lambda row: row.number)
+    assert [(row.outcome, row.summary["reports"]) for row in rounds] == [("committed", 3)] * 3
+    assert rounds[0].summary["dropped"] == {"rejected: helper-unknown-device": 1}

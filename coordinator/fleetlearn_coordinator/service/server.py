@@ -415,6 +415,7 @@ class RunServer:
         assert self.run.mask_sums is not None
         self._tell_all(self.run.mask_sums.answered(question, answer, self.now()))
         self._do_work()
+        self._set_alarm()  # a model without a command may let a round wait for devices to gather
         self.host.grant()
 
     def _do_work(self) -> None:
@@ -437,6 +438,7 @@ class RunServer:
             return
         try:
             self._do_work()
+            self._set_alarm()
         except Exception as error:
             self.fail(error)
 

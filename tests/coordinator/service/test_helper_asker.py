@@ -138,6 +138,19 @@ async def test_a_helper_that_never_answers_stops_neither_roll_backs_nor_the_end(
 
 
 @run_async
+async def test_the_next_round_opens_by_the_clock(
+    make_plan: PlanMaker, helper: HelperFolder
+) -> None:
+    """It waits for a third device to gather, and nothing but the clock wakes it."""
+    with helper.listening():
+        plan = make_plan(**helper.plan_settings(round__goal=3, round__gather=0.3))
+        async with fleet(plan) as (coordinator, join):
+            peers = await closed(join)
+            await until(lambda: coordinator.engine.version == 1)
+            assert (await peers[0].task()).round == 2
+
+
+@run_async
 async def test_an_error_that_is_no_answer_ends_the_run(
     make_plan: PlanMaker, helper: HelperFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
