@@ -1,8 +1,9 @@
 """The session against a model of a coordinator that keeps to PROTOCOL.md, while connections,
 processes, contents and both sides' patience fail in any order, and the conditions of the device's
-owner come and go. Nothing here takes time: every
-answer that a device's disk, thread or socket would give is a job that may be done at any later
-step.
+owner come and go. Some tasks' updates are masked when the coordinator has said what they count: it
+says another number each time, and one masked version of each leaves the device. Nothing here takes
+time: every answer that a device's disk, thread or socket would give is a job that may be done at
+any later step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from fleetlearn_device.session.commands import (
     Close,
     Command,
@@ -21,6 +23,7 @@ from fleetlearn_device.session.commands import (
     FinishContent,
     FinishEarly,
     Locate,
+    MaskPending,
     Note,
     SavePending,
     Send,
@@ -35,13 +38,16 @@ from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.states import (
     Closing,
     Fetching,
+    Finished,
     Idle,
     Locating,
+    Masking,
     Offline,
     Online,
     Saving,
     Storing,
     Training,
+    Unmasked,
 )
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.frames import pack_chunk, unpack_chunk
@@ -60,20 +66,30 @@ from fleetlearn_protocol.messages import (
     Part,
     Refused,
     Report,
+    SecureTask,
     Task,
+    TaskFinished,
+    TaskWeighing,
     Uploaded,
     VectorReference,
     Welcome,
     decode_from_device,
     encode,
 )
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 SIZE, CHUNK = 40, 16
 CONTENTS = {hashlib.sha256(bytes([i]) * SIZE).hexdigest(): bytes([i]) * SIZE for i in range(2)}
 MODELS = sorted(CONTENTS)
+SECURE = SecureTask("helper", 2, 20, least_factor=0.1, helper="0a" * 32)
 LUCK = st.integers(0, 4)
 """What begins everything again happens when this is 0, so that most runs come far."""
 
@@ -100,7 +116,7 @@ class Coordinator:
         self.checked_in, self.waiting, self.granted = False, None, None
         self.past.clear()
 
-    def assign(self, model: str, time_budget: float | None = None) -> None:
+    def assign(self, model: str, time_budget: float | None = None, late: bool = False) -> None:
         self.count += 1
         vector = VectorReference("model", model, SIZE, "float32")
         self.lease = Task(
@@ -108,13 +124,15 @@ class Coordinator:
             1,
             "b" * 64,
             (vector,),
-            {"update": "float32"},
+            {"update": "masked" if late else "float32"},
             {},
             1,
             8,
             0,
             1000.0,
             time_budget,
+            clip=1.0 if late else None,
+            secure=SECURE if late else None,
         )
         self.tell(self.lease)
 
@@ -159,6 +177,14 @@ class Coordinator:
                 for start in range(offset, SIZE, CHUNK):
                     part = CONTENTS[sha256][start : start + CHUNK]
                     self.wire.append(pack_chunk(MODELS.index(sha256) + 1, start, part))
+            case TaskFinished(task=task):
+                if task in self.accepted:
+                    self.tell(Accepted(task))
+                elif self.lease is None or task != self.lease.task:
+                    self.tell(Refused(Code.STALE_ROUND, "over", task))
+                else:
+                    self.count += 1
+                    self.tell(TaskWeighing(task, 0.1 + 0.9 / self.count))
             case Report(task=task):
                 if task in self.accepted:
                     self.tell(Accepted(task))
@@ -190,6 +216,10 @@ class Model(RuleBasedStateMachine):
         self.complete: set[str] = set()
         self.partial: dict[str, int] = {}
         self.pending: Report | None = None
+        self.unmasked: Unmasked | None = None
+        self.masks = 0
+        self.late: set[str] = set()
+        self.reported: dict[str, Report] = {}
         # What must hold.
         self.saved: set[str] = set()
         self.settled: set[str] = set()
@@ -197,7 +227,8 @@ class Model(RuleBasedStateMachine):
         self.boot()
 
     def boot(self) -> None:
-        self.session = Session("dev", 7, held=self.pending)
+        self.session = Session("dev", 7, held=self.pending, unmasked=self.unmasked, can_mask=True)
+        self.masking: str | None = None
         self.jobs: list[Callable[[], None]] = []
         self.training: Task | None = None
         self.early = False
@@ -233,6 +264,8 @@ class Model(RuleBasedStateMachine):
                 assert 0 < seconds <= task.deadline
                 assert self.session.pause is None, "a task is begun while a condition fails"
                 self.training, self.early = task, False
+                if task.secure is not None:
+                    self.late.add(task.task)
             case FinishEarly(task_id=name):
                 assert self.training is not None
                 assert (self.training.task, self.training.time_budget) == (name, 50.0)
@@ -242,8 +275,15 @@ class Model(RuleBasedStateMachine):
                 assert self.training.task == name
             case SavePending(report=report):
                 self.jobs.append(lambda: self.save(report))
+            case MaskPending(task_id=name):
+                assert self.masking is None
+                self.masking = name
+                self.jobs.append(lambda: self.mask(name))
             case DropPending(task_id=name):
                 self.upload = None
+                assert self.masking is None, "a thread writes there"
+                if self.unmasked is not None and self.unmasked.task_id == name:
+                    self.unmasked = None
                 if self.pending is not None and self.pending.task == name:
                     self.pending = None
             case SendUpdate():
@@ -260,6 +300,7 @@ class Model(RuleBasedStateMachine):
     def check_said(self, message: FromDevice) -> None:
         if isinstance(message, Report):
             assert self.pending == message, "reported before it was saved"
+            assert self.reported.setdefault(message.task, message) == message, "another version"
         if isinstance(message, Report | Uploaded):
             assert message.task not in self.acknowledged, "said again after its acknowledgement"
 
@@ -281,9 +322,22 @@ class Model(RuleBasedStateMachine):
 
     def save(self, report: Report) -> None:
         self.training = None
-        self.pending = report
+        if report.task in self.late:
+            self.unmasked, self.pending = Unmasked(report.task, report.round, 0.1), None
+        else:
+            self.pending, self.unmasked = report, None
         self.saved.add(report.task)
         self.perform(self.session.saved(report.task))
+
+    def mask(self, name: str) -> None:
+        """Put the masked update in the place of the unmasked one. Each mask is another one."""
+        assert self.unmasked is not None
+        assert self.unmasked.task_id == name
+        self.masks += 1
+        part = Part("update", "masked", SIZE, self.masks)
+        self.masking, self.unmasked = None, None
+        self.pending = Report(name, 1, (part,), 1, 1, 1.0, True, 0.0)
+        self.perform(self.session.masked(self.pending))
 
     def hang_up(self) -> None:
         if self.connected and isinstance(self.session.link, Closing):
@@ -388,9 +442,9 @@ class Model(RuleBasedStateMachine):
             part = Part("update", "float32", SIZE, zlib.crc32(task.task.encode()))
             if not wanted:
                 self.training = None
-            self.perform(
-                self.session.trained(Report(task.task, task.round, (part,), 7, 3, 1.0, True, 0.5))
-            )
+            report = Report(task.task, task.round, (part,), 7, 3, 1.0, True, 0.5)
+            least = None if task.secure is None else task.secure.least_factor
+            self.perform(self.session.trained(report, None, least))
             return
         self.training = None
         self.perform(
@@ -422,9 +476,11 @@ class Model(RuleBasedStateMachine):
         self.corrupt = True
 
     @precondition(lambda self: self.coordinator.checked_in and self.coordinator.lease is None)
-    @rule(model=st.sampled_from(MODELS), time_budget=st.sampled_from([None, 50.0]))
-    def assign(self, model: str, time_budget: float | None) -> None:
-        self.coordinator.assign(model, time_budget)
+    @rule(
+        model=st.sampled_from(MODELS), time_budget=st.sampled_from([None, 50.0]), late=st.booleans()
+    )
+    def assign(self, model: str, time_budget: float | None, late: bool) -> None:
+        self.coordinator.assign(model, time_budget, late)
 
     @precondition(lambda self: self.coordinator.checked_in and self.coordinator.lease is not None)
     @rule()
@@ -460,9 +516,10 @@ class Model(RuleBasedStateMachine):
         slow=st.booleans(),
         twice=st.booleans(),
         time_budget=st.sampled_from([None, 50.0]),
+        late=st.booleans(),
     )
     def all_is_well_for_a_while(
-        self, steps: int, model: str, slow: bool, twice: bool, time_budget: float | None
+        self, steps: int, model: str, slow: bool, twice: bool, time_budget: float | None, late: bool
     ) -> None:
         """Let all go well for a while, so that faults happen everywhere and not only at the
         beginning of a round."""
@@ -470,7 +527,7 @@ class Model(RuleBasedStateMachine):
             if twice and self.coordinator.wire and isinstance(self.coordinator.wire[-1], str):
                 self.say_twice()
             if not self.next_step(slow) and self.coordinator.lease is None:
-                self.coordinator.assign(model, time_budget)
+                self.coordinator.assign(model, time_budget, late)
 
     def next_step(self, slow: bool = False) -> bool:
         """What happens next if nothing goes wrong, training last where it is ``slow``. False:
@@ -507,13 +564,19 @@ class Model(RuleBasedStateMachine):
     @invariant()
     def no_update_is_lost(self) -> None:
         for name in self.saved - self.settled:
-            assert self.pending is not None, f"the update of {name} is gone"
-            assert self.pending.task == name
+            held = self.pending.task if self.pending is not None else None
+            waits = self.unmasked.task_id if self.unmasked is not None else None
+            assert name in (held, waits), f"the update of {name} is gone"
+
+    @invariant()
+    def an_update_is_masked_or_not(self) -> None:
+        assert self.pending is None or self.unmasked is None
 
     @invariant()
     def no_update_stays_that_nobody_will_send(self) -> None:
         if self.session.running_task_id is None and self.session.task_id is None:
             assert self.pending is None
+            assert self.unmasked is None
 
     @invariant()
     def a_paused_device_works_on_nothing_new(self) -> None:
@@ -527,7 +590,8 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def training_is_known(self) -> None:
-        assert (self.training.task if self.training else None) == self.session.running_task_id
+        running = self.training.task if self.training else self.masking
+        assert running == self.session.running_task_id
 
     def teardown(self) -> None:
         """From every state a coordinator that does its part brings the device to rest."""
@@ -548,3 +612,25 @@ class Model(RuleBasedStateMachine):
 
 TestModel = Model.TestCase
 TestModel.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def _masks_again(session: Session, weighing: TaskWeighing) -> Commands:
+    """Each number that the coordinator says masks the update once more."""
+    if not isinstance(session.work, Unmasked | Finished) or weighing.task != session.task_id:
+        return []
+    session.work = Masking(weighing.task, 1, 0.1)
+    session.running_task_id = weighing.task
+    return [MaskPending(weighing.task, weighing.factor)]
+
+
+def test_a_planted_mistake_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "_weigh", _masks_again)
+    generated = settings(
+        max_examples=300,
+        stateful_step_count=60,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.generate],
+    )
+    with pytest.raises((AssertionError, KeyError)):
+        run_state_machine_as_test(Model, settings=generated)
