@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from answering import NOW
+from answering import NOW, leases
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.privacy.accounting import gaussian_epsilon
 from fleetlearn_coordinator.privacy.budget import PrivacyAccount
@@ -23,7 +23,7 @@ from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.secure.distributed_noise import noise_of_device, noisy_sum
 from fleetlearn_protocol.secure.helper_messages import MaskSumRefusal, RefusalName
 from masked_fleet import CalledHelper, MaskedFleet, secure_settings
-from peers import PlanMaker, update_of
+from peers import BUFFERED, PlanMaker, update_of
 
 DEVICES = ("a", "b", "c")
 NOISY: dict[str, Any] = {
@@ -288,4 +288,31 @@ def test_a_roll_back_between_rounds_does_not_count_the_last_release_twice(
     fleet.run.work.do_work(NOW)
     assert fleet.run.budget.account == account_in(plan)
     assert (account_in(plan).releases, account_in(plan).rounds) == (1, 1)
+    fleet.store.close()
+
+
+def test_buffered_rounds_spend_by_release_as_others_do(
+    make_plan: PlanMaker, helper: CalledHelper
+) -> None:
+    """FedBuff: the third device's update is one version late. It counts for what staleness leaves
+    of it, and has its noise whole."""
+    buffered = {"round__goal": 2, "round__minimum": 2, "round__concurrency": 3}
+    plan = make_plan(**(BUFFERED | settings(helper) | buffered))
+    fleet = MaskedFleet(plan)
+    given = leases(fleet.check_in(*DEVICES))
+    for lease in given[:2]:
+        fleet.report_masked(lease, update_of(0.5))
+    fleet.answer(helper)
+    before = fleet.run.models.newest.model.copy()
+    fleet.save(given[2], update_of(0.5), 0.5**0.5)
+    fleet.carry_out(fleet.run.engine.count_report(given[2].device, given[2].task, 0.0))
+    (fresh, *_) = [task for device, task in fleet.run.engine.leases.items() if device != "c"]
+    (device,) = [name for name, task in fleet.run.engine.leases.items() if task == fresh]
+    number, version = fleet.run.engine.round_of(fresh), fleet.run.engine.version
+    fleet.report_masked(Assign(device, fresh, number, 0, 0.0, False, version), update_of(0.5))
+    fleet.answer(helper)
+    beside = (fleet.run.models.newest.model - before) * 2 - 0.5 * (1 + 0.5**0.5)
+    assert beside.std() / 300 == pytest.approx(4.0, rel=5 / (2 * beside.size) ** 0.5)
+    assert (account_in(plan).releases, account_in(plan).rounds) == (2, 2)
+    assert account_in(plan).epsilon == pytest.approx(spent_by(2))
     fleet.store.close()
