@@ -42,6 +42,23 @@ def test_a_sound_plan_is_told_in_a_table(tmp_path: Path, private_line: Path) -> 
     assert said.endswith("it is no proof of one.")
 
 
+def test_a_plan_whose_devices_add_the_noise_is_audited_as_others_are(
+    tmp_path: Path, private_line: Path
+) -> None:
+    """With no more reports than are ever added up."""
+    secure = {"mode": "helper", "helper": "https://helper.example:8770", "key": "a" * 64}
+    table = ", ".join(f'{key} = "{value}"' for key, value in secure.items())
+    privacy = PRIVACY.replace("clip =", 'mechanism = "distributed", clip =')
+    privacy += f'\nsecure = {{ {table}, certificate = "{"b" * 64}" }}'
+    plan = write_plan(tmp_path, private_line, privacy)
+    plan.write_text(plan.read_text().replace("minimum = 1", "minimum = 150"))
+    done = CliRunner().invoke(app, ["audit", str(plan), "--reports", "0.5"], env={"COLUMNS": "160"})
+    assert done.exit_code == 0, done.output
+    said = " ".join(re.sub("[│┃]", " ", done.stdout).split())
+    assert "audit of steps: distributed, noise multiplier 3.464, delta 1e-06, 3 releases" in said
+    assert "2.26 below" in said
+
+
 def test_too_few_canaries_are_told(tmp_path: Path, private_line: Path) -> None:
     plan = write_plan(tmp_path, private_line)
     plan.write_text(plan.read_text().replace("goal = 300", "goal = 4"))
