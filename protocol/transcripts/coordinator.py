@@ -21,6 +21,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 if TYPE_CHECKING:
+    from masks import Masks
     from signatures import Signer
 
 
@@ -106,11 +107,18 @@ class Coordinator:
     """The side that the transcript's ``coordinator`` steps speak for.
 
     ``patience`` is how long the device may take for a step, in seconds. ``signer``: signs what the
-    device is to do, if the device was given its key to trust.
+    device is to do, if the device was given its key to trust. ``masks``: looks at masked updates,
+    if the device is held to those.
     """
 
-    def __init__(self, bundle: Bundle, patience: float, signer: Signer | None = None) -> None:
-        self.bundle, self.signer = bundle, signer
+    def __init__(
+        self,
+        bundle: Bundle,
+        patience: float,
+        signer: Signer | None = None,
+        masks: Masks | None = None,
+    ) -> None:
+        self.bundle, self.signer, self.masks = bundle, signer, masks
         contents = [bundle.read("manifest.json"), *map(bundle.read, bundle.manifest.files)]
         self.contents = {hashlib.sha256(content).hexdigest(): content for content in contents}
         self.patience = patience
@@ -125,6 +133,9 @@ class Coordinator:
         """Begin a transcript."""
         self.connection: ServerConnection | None = None
         self.bound: dict[str, Any] = {} if self.signer is None else self.signer.placeholders
+        if self.masks is not None:
+            self.bound |= self.masks.placeholders
+        self.task: dict[str, Any] = {}
         self.check_in: dict[str, Any] = {}
         self.report: dict[str, Any] = {}
         self.upload = bytearray()
@@ -195,6 +206,8 @@ class Coordinator:
                 await self._chunks(transfer, name=step.get("as"))
                 if "norm at most" in step:
                     check_norm(self.report, bytes(self.upload), step["norm at most"])
+                if "masked by" in step:
+                    self._check_masked(step["masked by"])
                 await self._expect({"type": "uploaded", "task": task})
                 await self._say({"type": "accepted", "task": task})
             case {"connects": _}:
@@ -220,6 +233,11 @@ class Coordinator:
             case _:
                 raise Mismatch("the transcript has a step that this program does not know")
 
+    def _check_masked(self, factor: float) -> None:
+        if self.masks is None:
+            raise Mismatch("a masked update is to be looked at: run this with --masked")
+        self.masks.check(self.task, self.check_in, self.report, bytes(self.upload), factor)
+
     def _open(self) -> ServerConnection:
         if self.connection is None:
             raise Mismatch("the transcript has no connection here")
@@ -242,6 +260,8 @@ class Coordinator:
         filled = fill({**fields, **message}, self.bound)
         text = json.dumps(filled)
         decode_from_coordinator(text)  # what a transcript says must be in the protocol, too
+        if kind == "task":
+            self.task = filled
         if filled["type"] == "grant":
             self._granted.setdefault(filled["transfer"], filled["offset"])
         if (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ from coordinator import Coordinator
 FOLDER = Path(__file__).parent
 SIGNED = FOLDER / "signed.json"
 """For devices that take a key to trust: those whose command has {key}."""
+MASKED = FOLDER / "masked.json"
+"""For devices that say ``secure`` when they check in: with --masked."""
 
 
 class Device:
@@ -40,6 +43,7 @@ class Device:
         self.command, self.port, self.folder, self.log = command, port, folder, log
         self.states = self.starts = 0
         self.process: subprocess.Popen[bytes] | None = None
+        self._keys: dict[str, bytes] = {}
 
     def start(self) -> str:
         """Start the process. Returns the path of the address that it is given."""
@@ -60,6 +64,15 @@ class Device:
             self.process.kill()
             self.process.wait()
         self.process = None
+
+    def public_key(self, command: list[str]) -> bytes:
+        """Return the device's own key: the last word that this command prints. It has {state}."""
+        state = str(self.folder / f"state-{self.states}")
+        if state not in self._keys:
+            words = [part.replace("{state}", state) for part in command]
+            printed = subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True).stdout
+            self._keys[state] = bytes.fromhex(printed.split()[-1])
+        return self._keys[state]
 
     def forget(self) -> None:
         """Go on with another device: a new process, with a new state."""
@@ -107,10 +120,15 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
     command = [
         part if signer is None else part.replace("{key}", signer.key) for part in options.command
     ]
-    files = options.file or [
-        path for path in sorted(FOLDER.glob("*.json")) if signer is not None or path != SIGNED
-    ]
-    coordinator = Coordinator(open_bundle(options.bundle), options.patience, signer)
+    masks = None
+    if options.masked:
+        from masks import Masks  # needs cryptography
+
+        asked = shlex.split(options.public_key or "")
+        masks = Masks((lambda: device.public_key(asked)) if asked else None)
+    left_out = {*([] if signer else [SIGNED]), *([] if masks else [MASKED])}
+    files = options.file or [path for path in sorted(FOLDER.glob("*.json")) if path not in left_out]
+    coordinator = Coordinator(open_bundle(options.bundle), options.patience, signer, masks)
 
     async def connected(connection: ServerConnection) -> None:
         await coordinator.connected(connection)
@@ -161,6 +179,17 @@ def main() -> int:
         action="append",
         type=Path,
         help="a file of transcripts; default: all beside this one",
+    )
+    parser.add_argument(
+        "--masked",
+        action="store_true",
+        help="the device masks updates (`secure` in its check-in): play masked.json too",
+    )
+    parser.add_argument(
+        "--public-key",
+        metavar="COMMAND",
+        help="prints the device's own key as its last word, for --masked; {state} is filled in. "
+        "Default: its signatures are not checked",
     )
     parser.add_argument(
         "--patience", default=30.0, type=float, help="seconds to wait for the device; default: 30"

@@ -21,7 +21,10 @@ FILES = {
     for path in sorted(FOLDER.glob("*.json"))
 }
 TRANSCRIPTS = [row for rows in FILES.values() for row in rows]
-WITHOUT_KEYS = [row for name, rows in FILES.items() for row in rows if name != "signed"]
+WITHOUT_KEYS = [
+    row for name, rows in FILES.items() for row in rows if name not in ("signed", "masked")
+]
+WITH_KEYS = [row for name, rows in FILES.items() for row in rows if name != "masked"]
 VALUES: dict[str, Any] = runpy.run_path(str(FOLDER / "values.py"))
 QUICK = """
 import sys
@@ -39,6 +42,9 @@ def folder(tmp_path: Path) -> Path:
     x, y = line_data(20)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     return tmp_path
+
+
+PUBLIC_KEY = f"{sys.executable} -m fleetlearn_device public-key --state {{state}}"
 
 
 def play(folder: Path, *options: str, keys: Sequence[str] = ()) -> tuple[int, list[str]]:
@@ -78,10 +84,60 @@ def test_a_device_with_keys_holds_to_those_about_signatures(folder: Path) -> Non
     )
 
 
+@pytest.fixture
+def without_buffers(tmp_path: Path) -> Path:
+    """With a bundle whose updates can be masked, and data that fit it."""
+    write_line_bundle(tmp_path / "line.bundle", references=("anchor",), buffer=False)
+    x, y = line_data(20)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_device_holds_to_those_about_masks(without_buffers: Path) -> None:
+    masked = str(FOLDER / "masked.json")
+    options = ("--masked", "--public-key", PUBLIC_KEY, "--file", masked)
+    assert play(without_buffers, *options) == (0, as_written(FILES["masked"]))
+
+
+SECURE: dict[str, Any] = {"mode": "helper", "minimum": 3, "bits": 20, "helper": "$helper"}
+MASKED: list[dict[str, Any]] = [
+    {"checks in": {}},
+    {
+        "coordinator": {
+            "type": "task",
+            "task": "5eed-1-1",
+            "clip": 1e-3,
+            "parts": {"update": "masked"},
+            "secure": SECURE,
+        }
+    },
+    {"device": {"type": "report", "task": "5eed-1-1"}},
+    {"uploads": "5eed-1-1", "masked by": 1},
+]
+
+
+@pytest.mark.slow
+def test_what_differs_of_masks_is_said(without_buffers: Path) -> None:
+    """The device is right, and the program's side of it is changed."""
+    wrong = {
+        "the factor": ([*MASKED[:3], {"uploads": "5eed-1-1", "masked by": 0.5}], (), "norm is"),
+        "the key": (MASKED, ("--public-key", f"echo {'ab' * 32}"), "signature is not the device's"),
+        "the flag": (MASKED, None, "uses $helper before anything was bound"),
+    }
+    for name, (steps, more, said) in wrong.items():
+        file = without_buffers / "wrong.json"
+        file.write_text(json.dumps([{"name": name, "steps": steps}]))
+        options = [] if more is None else ["--masked", *more]
+        status, lines = play(without_buffers, "--file", str(file), *options)
+        assert status == 1
+        assert said in "\n".join(lines)
+
+
 @pytest.mark.slow
 def test_a_device_with_keys_holds_to_all(folder: Path) -> None:
     """Every task of every transcript is then signed."""
-    assert play(folder, keys=["{key}"]) == (0, as_written(TRANSCRIPTS))
+    assert play(folder, keys=["{key}"]) == (0, as_written(WITH_KEYS))
 
 
 def test_each_has_a_name_of_its_own() -> None:

@@ -6,10 +6,12 @@ A round of 10,000 devices with 610 parameters takes 0.08 s of CPU, and their cli
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
 from fleetlearn_protocol.secure.distributed_noise import noisy_words
-from fleetlearn_protocol.secure.fixed_point import Words, to_words
+from fleetlearn_protocol.secure.fixed_point import Words, excess_of, to_words
 from numpy.typing import NDArray
 
 from fleetlearn_simulator import keyed_random
@@ -18,6 +20,8 @@ from fleetlearn_simulator.population.traits import Ints
 
 PURPOSE = "rounding"
 """Of the random numbers. Real devices have those of their operating system."""
+ATTEMPTS = 64
+"""How often an update is rounded before it is given up."""
 NOISE = "noise under the mask"
 """Of the secret that a device's noise follows from, and its rounding then. The same holds."""
 
@@ -59,7 +63,48 @@ def weighted_rows(
             fractions = keyed_random.uniform(seed, PURPOSE, *keys, places)
             block = updates[here, part] * counted[here, None]
             words[here, part] = to_words(block, numbers.bound, numbers.bits, fractions)
+        for row in _too_long(words[here, :-1], numbers) + top:
+            own = int(devices[row]), int(turns[row])
+            _shorten(words[row, :-1], updates[row], counted[row], numbers, seed, *own)
     most = 2**numbers.bits - 1
     fractions = keyed_random.uniform(seed, PURPOSE, devices, turns, size)
     words[:, -1] = np.minimum(most, np.floor(shares * most + fractions))
     return words
+
+
+def _too_long(words: Words, numbers: FixedPoint) -> Ints:
+    """Return the rows that rounding made longer than the bound."""
+    most = 2**numbers.bits - 1
+    steps = 2.0 * words - most
+    return np.flatnonzero(np.einsum("ij,ij->i", steps, steps) > float(most) ** 2)
+
+
+def _shorten(
+    words: Words,
+    update: NDArray[np.float32],
+    counted: np.float32,
+    numbers: FixedPoint,
+    seed: int,
+    device: int,
+    turn: int,
+) -> None:
+    """Write an update again, in place, where rounding made it longer than the bound: a little
+    shorter, and with other random numbers, as a device does. ``words``: of the update times
+    ``counted``, (P,)."""
+    size, most = len(words), 2**numbers.bits - 1
+    for attempt in range(1, ATTEMPTS):
+        excess = excess_of(words, numbers.bits)
+        if excess <= 0:
+            return
+        length = float(np.linalg.norm(update.astype(np.float64))) * float(counted)
+        kept = 1 - (excess + 4 * most) / (length * most / numbers.bound) ** 2 if length else 0.0
+        if kept <= 0:
+            break
+        counted = np.float32(counted * math.sqrt(kept))
+        places = np.arange(attempt * (size + 1), attempt * (size + 1) + size)
+        fractions = keyed_random.uniform(seed, PURPOSE, device, turn, places)
+        words[:] = to_words(update * counted, numbers.bound, numbers.bits, fractions)
+    raise ValueError(
+        f"{size} elements of {numbers.bits} bits are longer than the bound {numbers.bound:g} "
+        "however they are rounded; more bits are needed"
+    )

@@ -13,6 +13,8 @@ from line_bundle import line_data, write_line_bundle
 from web_sdk import node, npm, script
 
 TRANSCRIPTS = Path(__file__).parents[3] / "protocol" / "transcripts"
+OWN = ("signed", "masked")
+"""Files that need a device with keys to trust, or one that masks."""
 
 
 def test_its_own_tests_pass() -> None:
@@ -22,9 +24,16 @@ def test_its_own_tests_pass() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def play(tmp_path: Path, files: list[Path], *options: str, keys: tuple[str, ...] = ()) -> None:
-    """Play transcripts to a device in Node, and compare what the program prints."""
-    write_line_bundle(tmp_path / "line.bundle", references=("anchor",))
+def play(
+    tmp_path: Path,
+    files: list[Path],
+    *options: str,
+    keys: tuple[str, ...] = (),
+    buffer: bool = True,
+) -> None:
+    """Play transcripts to a device in Node, and compare what the program prints. ``buffer``:
+    whether the bundle's model has one."""
+    write_line_bundle(tmp_path / "line.bundle", references=("anchor",), buffer=buffer)
     x, y = line_data(20)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     device = (
@@ -55,7 +64,14 @@ def play(tmp_path: Path, files: list[Path], *options: str, keys: tuple[str, ...]
 
 
 def test_it_holds_to_all_transcripts(tmp_path: Path) -> None:
-    play(tmp_path, [path for path in sorted(TRANSCRIPTS.glob("*.json")) if path.stem != "signed"])
+    others = [path for path in sorted(TRANSCRIPTS.glob("*.json")) if path.stem not in OWN]
+    play(tmp_path, others)
+
+
+@pytest.mark.slow
+def test_it_holds_to_those_about_masks(tmp_path: Path) -> None:
+    masked = TRANSCRIPTS / "masked.json"
+    play(tmp_path, [masked], "--masked", "--file", str(masked), buffer=False)
 
 
 def test_with_keys_it_holds_to_those_about_signatures(tmp_path: Path) -> None:
@@ -66,4 +82,5 @@ def test_with_keys_it_holds_to_those_about_signatures(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_with_keys_it_holds_to_all_transcripts(tmp_path: Path) -> None:
     """Every task of every transcript is then signed."""
-    play(tmp_path, sorted(TRANSCRIPTS.glob("*.json")), keys=("--trust", "{key}"))
+    others = [path for path in sorted(TRANSCRIPTS.glob("*.json")) if path.stem != "masked"]
+    play(tmp_path, others, keys=("--trust", "{key}"))

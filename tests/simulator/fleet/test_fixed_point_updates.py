@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
 from fleetlearn_protocol.secure.distributed_noise import noisy_words
-from fleetlearn_protocol.secure.fixed_point import Words, weighted_sum, weighted_words
+from fleetlearn_protocol.secure.fixed_point import Words, to_words, weighted_sum, weighted_words
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.fleet import fixed_point_updates
 from fleetlearn_simulator.fleet.fixed_point_updates import NOISE, PURPOSE, weighted_rows
@@ -73,3 +73,25 @@ def test_with_noise_each_row_is_what_one_device_writes() -> None:
         counted = rows[row] * np.float32(SHARES[row] * FACTORS[row])
         np.testing.assert_array_equal(found[row], noisy_words(counted, 0.5, 20, 700.0, secret))
     assert (written(numbers, TURNS + 7)[:, :-1] != found[:, :-1]).mean() > 0.9
+
+
+@pytest.mark.parametrize("together", [2**16, 100, 10])
+def test_rows_that_rounding_made_too_long_are_rounded_again(
+    monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    monkeypatch.setattr(fixed_point_updates, "ROWS_TOGETHER", together)
+    rows, ones = (updates() * (0.5 / 0.49)).astype(np.float32), np.ones(ROWS)
+    rows[0] *= 0.5
+    coarse = NUMBERS._replace(bits=16)
+    words = weighted_rows(rows, ones, ones, coarse, SEED, DEVICES, TURNS)
+    elements = (2.0 * words[:, :-1] - (2**16 - 1)) * coarse.bound / (2**16 - 1)
+    norms = np.linalg.norm(elements, axis=1)
+    assert norms.max() <= coarse.bound
+    assert norms[1:].min() > coarse.bound * (1 - 1e-3)
+    assert np.abs(elements - rows).max() < 2 * 2 * coarse.bound / (2**16 - 1)
+    once = []
+    for row, (device, turn) in enumerate(zip(DEVICES, TURNS, strict=True)):
+        fractions = keyed_random.uniform(SEED, PURPOSE, device, turn, np.arange(SIZE))
+        once.append(to_words(rows[row], coarse.bound, coarse.bits, fractions))
+    again = (np.array(once) != words[:, :-1]).any(axis=1)
+    assert 0 < again.sum() < ROWS, "some were too long, and some are as they were"

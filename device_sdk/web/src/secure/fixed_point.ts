@@ -7,6 +7,8 @@
 
 /** Most bytes that `crypto.getRandomValues` gives at a time. */
 const RANDOM_BYTES = 65536;
+/** How often an update is rounded before it is given up. Two are enough for nearly all. */
+const ATTEMPTS = 64;
 
 /**
  * Return the function that draws the next fraction for a rounding: uniform in [0, 1), multiples of 2^-32.
@@ -61,4 +63,44 @@ export function weightedWords(
   }
   words[update.length] = Math.min(Math.floor(share * most + fraction()), most);
   return words;
+}
+
+/**
+ * Return the words of an update that mean none that is longer than `bound` either: where rounding made it longer, the
+ * update is made a little shorter and rounded once more. The arguments are those of `weightedWords`; `update` is changed in
+ * place. Throws RangeError as that does, and where `bits` are too few for so many elements.
+ */
+export function countedWords(
+  update: Float32Array,
+  share: number,
+  bound: number,
+  bits: number,
+  fraction: () => number,
+): Uint32Array<ArrayBuffer> {
+  const most = 2 ** bits - 1;
+  for (let attempt = 0; attempt < ATTEMPTS; attempt++) {
+    const words = weightedWords(update, share, bound, bits, fraction);
+    const excess = excessOf(words.subarray(0, -1), bits);
+    if (excess <= 0) return words;
+    // The square of a rounded update's length varies by about 2 `most` from draw to draw.
+    const length = update.reduce((sum, value) => sum + value * value, 0) * (most / bound) ** 2;
+    const kept = 1 - (excess + 4 * most) / length;
+    if (!(kept > 0)) break;
+    const scale = Math.sqrt(kept);
+    for (let place = 0; place < update.length; place++) update[place]! *= scale;
+  }
+  throw new RangeError(
+    `${update.length} elements of ${bits} bits are longer than the bound ${bound} however they are rounded; more bits are needed`,
+  );
+}
+
+/**
+ * Return how much the square of an update's L2 norm, as its words mean it, is above that of the bound, in units of
+ * (bound / (2^bits - 1))^2: 0 or less only where the update is no longer than the bound.
+ */
+export function excessOf(words: Uint32Array, bits: number): number {
+  const most = 2 ** bits - 1;
+  let squares = 0;
+  for (const word of words) squares += (2 * word - most) ** 2;
+  return squares * (1 + words.length * 2 ** -52) - most ** 2; // no sum of doubles is off by more
 }

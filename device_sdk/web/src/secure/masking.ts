@@ -8,7 +8,7 @@
 
 import { toHex } from "../protocol/hex.ts";
 import { signedSeed } from "./about.ts";
-import { randomFractions, weightedWords } from "./fixed_point.ts";
+import { countedWords, randomFractions } from "./fixed_point.ts";
 import { addMask, SEED_BYTES } from "./masks.ts";
 import { seal } from "./sealed.ts";
 
@@ -62,7 +62,7 @@ export async function maskUpdate(
   }
   const scale = Math.fround(share * factor);
   const counted = update.map((value) => value * scale);
-  const words = weightedWords(counted, share, bound, bits, draws.fraction);
+  const words = countedWords(counted, share, bound, bits, draws.fraction);
   const sealed = seal(draws.seed, helper, about, draws.oneUse);
   addMask(words, draws.seed);
   const signature = await sign(signedSeed(about, sealed));

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { randomFractions, shareOf, weightedWords } from "../../src/secure/fixed_point.ts";
+import { countedWords, excessOf, randomFractions, shareOf, weightedWords } from "../../src/secure/fixed_point.ts";
 
 test("roundings are uniform, and no function of a seed", () => {
   const [one, other] = [randomFractions(), randomFractions()];
@@ -36,4 +36,26 @@ test("no word is beyond its bits, whatever the fraction", () => {
 
 test("a weight is a share of the largest, and at most that", () => {
   expect([shareOf(30, null), shareOf(30, 120), shareOf(500, 120)]).toEqual([1, 0.25, 1]);
+});
+
+test("an update that rounding made too long is made shorter and rounded again", () => {
+  for (let round = 0; round < 20; round++) {
+    const update = new Float32Array(1000).fill(Math.fround(1 / Math.sqrt(1000)));
+    const words = countedWords(update, 1, 1, 16, randomFractions());
+    const elements = Array.from(words.subarray(0, 1000), (word) => (2 * word - 65535) / 65535);
+    const norm = Math.sqrt(elements.reduce((sum, element) => sum + element ** 2, 0));
+    expect(norm).toBeLessThanOrEqual(1);
+    expect(norm).toBeCloseTo(1, 3);
+  }
+});
+
+test("an update is as long as its bound, or a little longer or shorter", () => {
+  const most = 2 ** 16 - 1;
+  expect(excessOf(Uint32Array.of(most, 2 ** 15), 16)).toBeCloseTo(1, 3);
+  expect(excessOf(Uint32Array.of(most - 1), 16)).toBeCloseTo((most - 2) ** 2 - most ** 2, 3);
+});
+
+test("an update whose rounding alone is too long is refused", () => {
+  const zeros = new Float32Array(70_000);
+  expect(() => countedWords(zeros, 1, 1, 8, randomFractions())).toThrow("more bits are needed");
 });
