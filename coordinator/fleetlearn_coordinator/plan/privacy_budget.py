@@ -62,7 +62,13 @@ def budget_of(account: PrivacyAccount) -> ReleaseBudget | None:
         spent_after(account.segments, account.left + more, account.delta) for more in (0, 1)
     )
     told, budget = spent_text(spent, account.budget), budget_text(account.budget)
-    times = many(rounds, "round" if account.is_local else "release")
+    seen = account.rounds - account.releases
+    if account.is_local:
+        times = many(rounds, "round")
+    else:
+        times = many(rounds - seen, "release")
+        if seen:
+            times += f" and {many(seen, 'sum')} that came to no model"
     reason = (
         f"the privacy budget is spent: epsilon {told} of {budget} after {times}; another "
         f"would make it {spent_text(beyond, account.budget)}"

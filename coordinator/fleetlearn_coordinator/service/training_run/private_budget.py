@@ -129,6 +129,14 @@ class PrivateBudget:
             return []
         self.account = self.account.after_abandoned(seen=seen)
         self._abandoned = number, [account_row(self.account)]
+        if seen:
+            self._log.warning(
+                "round %d: the sum of its updates may have been seen, and counts towards epsilon "
+                "as much as a release that every device was part of: epsilon %s is spent",
+                number,
+                spent_text(self.account.epsilon, self.account.budget),
+                extra=said("privacy-sum-seen", round=number, epsilon=self.account.epsilon),
+            )
         return self._abandoned[1]
 
     def give_up(self, number: int, engine: Engine) -> None:

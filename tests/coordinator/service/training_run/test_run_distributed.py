@@ -132,7 +132,7 @@ def test_a_round_whose_sum_nobody_was_given_spends_nothing(
 
 
 def test_a_sum_that_was_seen_spends_though_it_comes_to_no_model(
-    make_plan: PlanMaker, helper: CalledHelper
+    make_plan: PlanMaker, helper: CalledHelper, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A device did not clip, so that the sum cannot be: the budget is spent by three releases and
     one such sum, and no other round opens."""
@@ -145,7 +145,11 @@ def test_a_sum_that_was_seen_spends_though_it_comes_to_no_model(
     heard = fleet.hear(report_all(fleet), wrong_masks(fleet))
     assert [each.round for each in heard if isinstance(each, Abandon)] == [4]
     (finish,) = [each for each in heard if isinstance(each, Finish)]
-    assert finish.reason.startswith("the privacy budget is spent: epsilon 2.26 of 2.3 after 4 re")
+    assert finish.reason.startswith(
+        "the privacy budget is spent: epsilon 2.26 of 2.3 after 3 releases and 1 sum that came to "
+        "no model; another would make it"
+    )
+    assert "round 4: the sum of its updates may have been seen, and counts towards" in caplog.text
     found = account_in(plan)
     assert (found.releases, found.rounds, found.left) == (3, 4, 0)
     assert found.epsilon == pytest.approx(spent_by(4))
