@@ -133,6 +133,50 @@ def test_a_device_with_another_python_trains(version: str, tmp_path: Path, wheel
     assert losses[-1] < losses[0]
 
 
+MASKS = """
+import json, sys
+import numpy as np
+from fleetlearn_device.training.masking import counted_words, mask_words
+for case in json.load(open(sys.argv[1]))["uploads"]:
+    given = {name: bytes.fromhex(case[name]) for name in ("rounding", "seed", "one_use")}
+    update = np.frombuffer(bytes.fromhex(case["update"]), "<f4")
+    numbers = case["share"], case["factor"], case["bound"], case["bits"]
+    words = counted_words(update, *numbers, lambda size: given["rounding"])
+    assert words.tolist() == case["words"]
+    draws = [given["seed"], given["one_use"]]
+    about, helper, secret = (bytes.fromhex(case[name]) for name in ("about", "helper", "secret"))
+    upload = mask_words(words, about, helper, secret, lambda size: draws.pop(0))
+    assert bytes(upload.content).hex() == case["part"]
+    assert (upload.sealed, upload.signature) == (case["sealed"], case["signature"])
+    print(case["name"])
+"""
+"""A device's side of secure aggregation against the vectors, without pytest."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.10", "3.13"])
+def test_a_device_with_another_python_masks(version: str, tmp_path: Path, wheel: Path) -> None:
+    python = python_of(version)
+    if python is None:
+        pytest.skip(f"there is no Python {version} here")
+    subprocess.run([python, "-m", "venv", tmp_path / "env"], check=True)
+    own = tmp_path / "env" / "bin" / "python"
+    install = [own, "-m", "pip", "install", "--quiet", f"{wheel}[secure]"]
+    done = subprocess.run(install, capture_output=True, text=True)
+    if done.returncode and "Could not find a version" not in done.stderr:
+        pytest.skip(f"pip has no index here: {done.stderr[-300:]}")
+    assert done.returncode == 0, done.stderr
+    vectors = ROOT / "protocol" / "vectors" / "secure.json"
+    words = [own, "-W", "error", "-c", MASKS, vectors]
+    plain = os.environ | {"PYTHONPATH": ""}
+    found = subprocess.run(words, capture_output=True, text=True, env=plain)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("factor") >= 2
+    line = [own, "-m", "fleetlearn_device", "public-key", "--state", tmp_path / "state"]
+    shown = subprocess.run([*line, "--name", "roof"], capture_output=True, text=True, env=plain)
+    assert shown.stdout.startswith("roof "), shown.stderr
+
+
 MOST_WHEELS, MOST_BYTES = 8, 40 * 2**20
 """What a device may bring to a board, beside its own wheel."""
 MORE_WHEELS = {"3.10": 13}
