@@ -669,6 +669,8 @@ class Session:
         self.waits = ""  # what was so at the check-in is over
         what = f"round {task.round}, {task.epochs} epochs" if isinstance(task, Task) else task.kind
         text = f"task {task.task}: {what}, {task.deadline:.4g} s to the deadline"
+        if isinstance(task, Task) and task.secure is not None:
+            text = f"{text}; masked, for a sum of at least {task.secure.minimum} devices' updates"
         note = Note(text, event="task-given")
         refused = self._why_not(task)
         if refused is not None:

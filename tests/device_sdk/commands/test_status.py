@@ -19,7 +19,15 @@ from fleetlearn_device.session.history import History
 from fleetlearn_device.session.privacy_demands import PrivacyDemands
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.storage.state_directory import StateDirectory
-from fleetlearn_protocol.messages import PrivacyNote
+from fleetlearn_device.storage.unmasked import UnmaskedUpdate, report_of_unmasked
+from fleetlearn_protocol.messages import (
+    Part,
+    PrivacyNote,
+    Report,
+    SecureTask,
+    Task,
+    VectorReference,
+)
 
 SCHEMA = Path(__file__).parents[3] / "docs" / "start" / "device-status.schema.json"
 
@@ -156,3 +164,40 @@ def test_it_says_what_the_coordinator_says_of_privacy(
     main(["status", "--state", str(folder)])
     lines = capsys.readouterr().out.splitlines()
     assert [each for each in lines if each.startswith("privacy")] == ([line] if line else [])
+
+
+def test_it_says_how_the_last_update_was_masked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session, helper = Session("sensor-7", 7), "0a" * 32
+    file = StatusFile(folder, session)
+    secure = SecureTask("helper", 20, 20, helper=helper)
+    session.history = History(task="r1-3-1", what="round 3", round=3, secure=secure)
+    file.update("connected to ws://c")
+    _, found = shown(folder, capsys)
+    assert found["secure"] == {"mode": "helper", "minimum": 20, "helper": helper}
+    main(["status", "--state", str(folder)])
+    assert (
+        "secure   the coordinator learns the sum of at least 20 devices' updates, with the helper "
+        "0a0a0a0a0a0a0a0a...\n"
+    ) in capsys.readouterr().out
+
+
+def test_it_says_that_an_update_waits_to_be_masked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vectors = (VectorReference("model", "c" * 64, 8, "float32"),)
+    secure = SecureTask("helper", 3, 20, least_factor=0.5, helper="0a" * 32)
+    task = Task("t1", 3, "b" * 64, vectors, {"update": "masked"}, {}, 1, 8, 5, 60.0, secure=secure)
+    report = Report("t1", 3, (Part("update", "float32", 8, 0),), 1, 1, 1.0, True, 0.0)
+    later = UnmaskedUpdate(task, 1.0, report_of_unmasked(report, bytes(8)))
+    state = StateDirectory(folder)
+    state.outbox.save(later.report, (bytes(8),), later=later)
+    state.close()
+    _, found = shown(folder, capsys)
+    assert found["held"] == {"task": "t1", "round": 3, "bytes": 8, "unmasked": True}
+    main(["status", "--state", str(folder)])
+    assert (
+        "update   task t1 of round 3, 8 bytes, is on this disk alone, and masked when the "
+        "coordinator says what it counts\n"
+    ) in capsys.readouterr().out

@@ -380,7 +380,9 @@ def test_a_paused_device_sends_what_waits_first() -> None:
 
 def test_what_is_said_of_the_task_s_run_is_kept_for_its_owner() -> None:
     session, _, _ = online()
-    tell(session, changed(privacy=PrivacyNote(0.5, 1e-6)))
+    said = tell(session, changed(privacy=PrivacyNote(0.5, 1e-6)))
+    notes = [each.text for each in said if isinstance(each, Note)]
+    assert "masked, for a sum of at least 20 devices' updates" in notes[0]
     assert session.history.secure == SECURE
     tell(session, changed(PLAIN, task="5eed-5-1"))
     assert session.history.secure is None
