@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.service.observers import MessageRefused, RunEvent
+from fleetlearn_coordinator.service.server import NOT_SHOWN
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import SavedReport
 from fleetlearn_protocol.errors import Code
@@ -39,12 +42,6 @@ from several import several
 KEY = SECURE["secure__key"]
 STALE = BUFFERED | SECURE | {"round__minimum": 2}
 """Asynchronous: two updates make a model, and three tasks run."""
-
-
-@pytest.fixture(autouse=True)
-def served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans with [secure] are served, whether or not their helper is there."""
-    monkeypatch.setattr(Plan, "check_against", Plan.check_bundle)
 
 
 def run_async(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -255,3 +252,21 @@ async def test_a_device_of_several_runs_is_told_its_factor_by_the_run_of_its_tas
         while not isinstance(answer := await back.receive(), Refused):
             assert host.of(answer) == "b", "a task of the other run may come first"
         assert (answer.code, answer.task) == (Code.STALE_ROUND, task.task)
+
+
+@run_async
+async def test_what_a_refused_report_tells_is_shown_to_its_device_alone(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with fleet(make_plan(**SECURE)) as (coordinator, join):
+        seen = list[RunEvent]()
+        coordinator.run.observers.add(seen.extend)
+        a = await masking(join, "a")
+        await masking(join, "b")
+        told = masked_upload(await a.task(), "a", update_of(0.5))
+        refused = await send(a, otherwise(told, loss=0.123456))
+        assert "0.123456" in refused.text
+        (event,) = [each for each in seen if isinstance(each, MessageRefused)]
+        assert (event.code, event.text) == (Code.BAD_MESSAGE, NOT_SHOWN)
+    assert "0.123456" not in caplog.text
