@@ -297,6 +297,7 @@ class Engine(EngineState):
         began, the version before."""
         self._check_committing()
         self.version += 1
+        self.selection.begin_model()
         self.releases += 1
         finish = self.finishing or self.finish(change, metrics, self.version - 1)
         if self.limits is not None:
@@ -316,6 +317,11 @@ class Engine(EngineState):
             self.limits.take_back(devices)
         self.left_out += devices
         return [*self.tasks.leave_out(tasks, cause, self.round)]
+
+    def spend(self, devices: Collection[str]) -> None:
+        """A sum of masked updates was made that has these devices' updates of the newest model, and
+        no model was made of it: they may have no other task before there is another model."""
+        self.selection.spend(devices)
 
     def may_go_on(self) -> bool:
         """Return whether the round that is being committed still has its minimum of reports."""
@@ -345,6 +351,7 @@ class Engine(EngineState):
         self.book.dropped.clear()
         self.finishing = None
         self.version += 1
+        self.selection.begin_model()
         self._end_round([] if self.limits is None else self.limits.give_up())
         return commands
 

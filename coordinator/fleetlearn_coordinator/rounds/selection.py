@@ -77,6 +77,11 @@ class Selection:
     limits: ParticipationLimits | None = None
     """How often devices may take part. None: at any time. The engine tells them what happens."""
     limited: LimitedDevices = field(default_factory=LimitedDevices)
+    spent: set[str] = field(default_factory=set)
+    """Devices, connected or not, that may have no task of the newest model: a sum with their
+    updates of it was made, and another one could be compared with that."""
+    held: set[str] = field(default_factory=set)
+    """Connected devices that wait for another model, as they are in ``spent``."""
     freed: list[str] | None = None
     """Connected devices whose tasks ended, until the driver takes them from here: other runs come
     first. None: there are no other runs, and devices wait here again."""
@@ -94,6 +99,10 @@ class Selection:
         for names in self.doubted.values():  # its level of doubt may have changed since it came
             names.discard(device)
         if self.limits is not None and self._is_limited(device, self.limits):
+            return
+        if device in self.spent:
+            self.idle.discard(device)
+            self.held.add(device)
             return
         if self.members is not None and device not in self.members:
             self.idle.discard(device)
@@ -150,10 +159,26 @@ class Selection:
             self.remove(device)
             self.resting.add(device)
 
+    def spend(self, devices: Collection[str]) -> None:
+        """These devices may have no other task of the newest model."""
+        self.spent.update(devices)
+        for device in devices:
+            if self._waits(device):
+                self.remove(device)
+                self.held.add(device)
+
+    def begin_model(self) -> None:
+        """Another model is the newest: all may have tasks of it."""
+        held = sorted(self.held)
+        self.spent.clear()
+        self.held.clear()
+        for device in held:
+            self.add(device)
+
     def may_serve(self, device: str) -> bool:
         """Return whether the plan's rules let this connected device have a task in the next
         round."""
-        return device not in self.limited
+        return device not in self.limited and device not in self.spent
 
     def come_back(self, device: str) -> None:
         """The device is connected and has no task: let it wait, or rest until the round is over if
@@ -173,6 +198,7 @@ class Selection:
         self.resting.discard(device)
         self.again.discard(device)
         self.limited.discard(device)
+        self.held.discard(device)
 
     def report(self, devices: Sequence[str], there: Collection[str]) -> None:
         """Leases of these devices ended, ``there`` are those that are connected: their reports
@@ -271,6 +297,9 @@ class Selection:
         self.members = None
         if self.limits is not None:
             self._limit_resting(self.limits)
+        held = self.spent & self.resting
+        self.resting -= held
+        self.held |= held
         # no device waits for another there
         held_up = 0 if self.settings.asynchronous else self.held_up
         self.reliability.end_round(reported, held_up, self.settings.cohort - self.settings.goal)

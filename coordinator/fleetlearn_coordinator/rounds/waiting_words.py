@@ -88,10 +88,15 @@ def _limited(state: EngineState) -> str:
     """Return how many connected devices may not take part in the next release of a private run, and
     why; empty if all may."""
     limited, rule = state.selection.limited, state.settings
-    if not limited:
+    if not limited and not state.selection.held:
         return ""
     done = limited.done()
     later, parts = len(limited) - done, list[str]()
+    if held := len(state.selection.held):
+        parts.append(
+            f"{held} had their updates of this very model in a sum before, and the helper takes "
+            "them in no other (secure.helper)"
+        )
     if later:
         parts.append(f"{later} took part lately (privacy.separation = {rule.separation})")
     if done:

@@ -260,6 +260,8 @@ class MaskSums:
             extra=said("left-out", round=command.round, cause=cause, devices=len(devices)),
         )
         ended = self._engine.leave_out(tasks, cause)
+        if refusal.name is RefusalName.DEVICE_TWICE:
+            self._engine.spend(devices & self._reports.trained_from(self._engine.version))
         self._reports.leave_out(tasks)
         dropped = Counter(command.dropped)
         dropped[cause] += len(tasks)

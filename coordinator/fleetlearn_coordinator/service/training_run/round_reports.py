@@ -146,6 +146,10 @@ class RoundReports:
         """No report counts any more that came before its round."""
         self._early.clear()
 
+    def trained_from(self, version: int) -> set[str]:
+        """Return the devices of masked updates that count and began from this version's model."""
+        return {each.device for each in self.counted.values() if each.version == version}
+
     def leave_out(self, tasks: Collection[str]) -> None:
         """The masked updates of these tasks, which count for the closed round, count no more.
         ``next_to_add`` takes them off the sum."""

@@ -157,6 +157,9 @@ class RoundWork:
         round is closed, and tell the engine. A round without a model is abandoned."""
         if isinstance(new, NotUnmasked):
             self.budget.give_up(self.engine.round, self.engine)
+            if self.plan.secure is not None and self.plan.secure.mode == "helper":
+                # The helper adds their updates of this model to no other sum.
+                self.engine.spend(self.reports.trained_from(self.engine.version))
             given_up = self.engine.give_up_commit(new.text, new.dropped, now.engine)
             return self.record(given_up, now)
         model, summary, version = new.model, new.summary, new.model.state.version

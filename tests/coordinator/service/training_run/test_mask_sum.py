@@ -206,7 +206,10 @@ def test_a_refusal_that_names_nobody_of_the_set_ends_the_round(
     fleet.store.close()
 
 
-def test_wrong_masks_end_the_round_by_name(make_plan: PlanMaker, helper: CalledHelper) -> None:
+def test_wrong_masks_end_the_round_by_name(make_plan: PlanMaker, tmp_path: Path) -> None:
+    """The helper has made a sum of a, b and c's updates of this model: they wait for another model
+    and others make it."""
+    helper = CalledHelper(tmp_path, "abcdef")
     plan = make_plan(**secure_settings(helper))
     fleet = MaskedFleet(plan)
     closed_round(fleet, 0.5, 1.0, -0.25)
@@ -216,6 +219,38 @@ def test_wrong_masks_end_the_round_by_name(make_plan: PlanMaker, helper: CalledH
     assert "A mask was not taken off" in abandoned.text
     assert outcome(plan)[0] == "abandoned"
     assert fleet.run.engine.version == 0
+    waits = waits_for(fleet.run.engine, 0.0)
+    assert waits.startswith("a round needs 2 devices (round.minimum), and none can take part")
+    assert "3 had their updates of this very model in a sum before" in waits
+    assert leases(fleet.check_in("a")) == []
+    others = leases(fleet.check_in("d", "e", "f"))
+    assert {lease.device for lease in others} == {"d", "e", "f"}
+    for lease in others:
+        fleet.report_masked(lease, update_of(0.5))
+    fleet.answer(helper)
+    assert fleet.run.engine.version == 1
+    assert {lease.device for lease in running(fleet)} <= {*"abcdef"}
+    assert not fleet.run.engine.selection.held
+    fleet.store.close()
+
+
+def test_after_a_roll_back_devices_wait_that_trained_from_the_model_before(
+    make_plan: PlanMaker, helper: CalledHelper
+) -> None:
+    """The helper says so, once; the same devices are not given the same task again."""
+    plan = make_plan(**secure_settings(helper))
+    fleet = MaskedFleet(plan)
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    fleet.answer(helper)
+    ask_to_roll_back(plan.data_dir, 0, "test")
+    assert fleet.run.roll_backs.look(0.0)
+    fleet.run.work.do_work(NOW)
+    for lease in running(fleet):
+        fleet.report_masked(lease, update_of(0.25))
+    (abandoned,) = [each for each in fleet.answer(helper) if isinstance(each, Abandon)]
+    assert "before a roll back or a restored backup" in abandoned.text
+    assert "in a sum before" in waits_for(fleet.run.engine, 0.0)
+    assert running(fleet) == []
     fleet.store.close()
 
 
