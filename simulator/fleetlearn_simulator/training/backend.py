@@ -131,8 +131,7 @@ class LocalSettings(NamedTuple):
 
 def local_settings(plan: Plan, bundle: Bundle) -> LocalSettings:
     """Raises PlanError if the plan and the bundle do not fit together."""
-    plan.check_bundle(bundle.manifest)
-    plan.check_privacy()
+    plan.check_against(bundle.manifest)
     local = plan.local
     return LocalSettings(
         plan.hyper(bundle.manifest),
