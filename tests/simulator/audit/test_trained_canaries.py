@@ -46,12 +46,21 @@ def scenario(folder: Path, bundle: Path, **more: Any) -> Scenario:
     return make_scenario(folder, bundle, 150, **(given | more))
 
 
+HELPER = {"helper": "https://helper.example:8770", "key": "a" * 64, "certificate": "b" * 64}
+MASKED: dict[str, Any] = {
+    "plan__secure": {"mode": "helper", **HELPER},
+    "plan__round": {"goal": 1500, "minimum": 2, "over_selection": 1.0, "deadline": 1e4},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [OpenRound, DividedByWhoCame])
+@pytest.mark.parametrize(
+    ("kind", "more"), [(OpenRound, {}), (DividedByWhoCame, {}), (OpenRound, MASKED)]
+)
 def test_canaries_in_training_prove_more_than_is_accounted_only_for_a_mistake(
-    tmp_path: Path, softmax: Path, kind: type[OpenRound]
+    tmp_path: Path, softmax: Path, kind: type[OpenRound], more: dict[str, Any]
 ) -> None:
-    given = scenario(tmp_path, softmax)
+    given = scenario(tmp_path, softmax, **more)
     with patch.object(coordinator, "OpenRound", kind):
         attack = CanaryAttack(canaries=120, seed=2)
         report = audit_plan(given.plan, given, attack, MembershipAttack(0), train=True)
