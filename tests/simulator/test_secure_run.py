@@ -48,10 +48,10 @@ WAYS: dict[str, dict[str, Any]] = {
         "plan__recipe": "fedbuff",
         "plan__round": {"goal": 3, "concurrency": 8, "deadline": 1000.0},
     },
-    "fedavgm, half": {
+    "fedavgm, differences": {
         "plan__round": USUAL | {"weighting": "uniform"},
         "plan__server": {"optimizer": "momentum"},
-        "plan__encoding": {"down": "float16"},
+        "plan__encoding": {"down": "delta"},
     },
 }
 
