@@ -23,6 +23,7 @@ from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.messages import Accepted, Cancel, Failed, Grant, Refused, Task
 from live_schema import validator
+from masked_peers import SECURE
 from peers import Peer, plan_text, report_of, write_test_bundle
 from safetensors.numpy import save_file
 from several import SIZE, UPDATE, Several, run_async, settled, several
@@ -599,3 +600,19 @@ async def test_neither_run_of_a_canary_can_be_private(folder: Path) -> None:
             with pytest.raises(FleetError, match=r"toml: with \[privacy\] there is no canary"):
                 begin_canary(operations(host), old, asked)
         assert [run.name for run in host.wanted.runs()] == ["a", "b"]
+
+
+@run_async
+async def test_neither_run_of_a_canary_can_have_masked_updates(folder: Path) -> None:
+    """The same devices would train the same model for two sums."""
+    secure = SECURE | {"secure__helper": "https://127.0.0.1:1", "round__goal": 2}
+    async with several(folder) as host:
+        await host.add("a", **secure)
+        await host.add("b", **ASYNCHRONOUS)
+        (folder / "new.toml").write_text(
+            plan_text(folder / "bundle", folder / "new.run", "fedavg", **secure)
+        )
+        new = CanaryAsked(plan=str(folder / "new.toml"))
+        for old, asked in (("a", new), ("b", new), ("a", CanaryAsked(model="0", settings=FAST))):
+            with pytest.raises(FleetError, match=r"toml: with \[secure\] there is no canary"):
+                begin_canary(operations(host), old, asked)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service import helper_asker
+from fleetlearn_coordinator.service.monitoring.gauges import run_gauges
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
 from fleetlearn_protocol.frames import pack_chunks
@@ -75,6 +76,11 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
+def gauges(coordinator: RunServer) -> dict[str, float]:
+    found = run_gauges("test", coordinator, coordinator.live())
+    return {name: float(sample.value) for name, sample in found}  # type: ignore[arg-type]
+
+
 def tries(coordinator: RunServer) -> int:
     assert coordinator.run.mask_sums is not None
     return coordinator.run.mask_sums.tries
@@ -95,9 +101,11 @@ async def test_the_helper_is_asked_again_until_it_is_there(
         assert "round 1 waits for the helper's sum of the masks of its 2 updates" in waits
         assert "Connect call failed" in waits or "refused" in waits
         assert caplog.text.count("round 1 waits for the sum of its masks") == 1
+        assert gauges(coordinator)["fleetlearn_helper_tries"] > 3
         with helper.listening():
             await until(lambda: coordinator.engine.version == 1)
             assert (await peers[0].task()).round == 2
+        assert gauges(coordinator)["fleetlearn_helper_tries"] == 0
     assert "round 1: the helper has answered" in caplog.text
 
 

@@ -160,6 +160,14 @@ def _check_new(
             "releases. Try the new plan in the simulator, then change the run's own plan"
         )
         raise PlanError(Code.BAD_MESSAGE, text)
+    if secure := [each.file for each in (old, plan) if each.secure is not None]:
+        text = (
+            f"{' and '.join(secure)}: with [secure] there is no canary. It is another run of the "
+            "same devices that begins from the same model, and two sums of that model's updates, "
+            "one of each run, tell more than one. Try the new plan in the simulator, then change "
+            "the run's own plan"
+        )
+        raise PlanError(Code.BAD_MESSAGE, text)
     for share in settings.steps:
         scale_plan(plan, share).check_served(operations.service)
     bundles = [open_bundle(each.bundle, files=()).sha256 for each in (old, plan)]

@@ -95,6 +95,17 @@ CATALOGUE: tuple[MetricSpec, ...] = (
         "fleetlearn_privacy_releases_left", "gauge", RUN,
         "How many more releases are within the budget and stop.rounds.",
     ),
+    # secure aggregation
+    MetricSpec(
+        "fleetlearn_helper_tries", "gauge", RUN,
+        "How often the helper was asked for the sum of the closed round's masks and had no answer; "
+        "0 where no round waits for one. Absent where the plan names no helper.",
+    ),
+    MetricSpec(
+        "fleetlearn_devices_held", "gauge", RUN,
+        "Connected devices that wait for another model, as a sum with their updates of this one "
+        "was made before. Absent where the plan names no helper.",
+    ),
     # devices and their tasks
     MetricSpec("fleetlearn_devices_connected", "gauge", RUN, "Devices that may serve the run."),
     MetricSpec(

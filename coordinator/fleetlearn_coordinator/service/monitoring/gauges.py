@@ -35,6 +35,9 @@ def run_gauges(run: str, server: RunServer, live: dict[str, Any]) -> Iterator[tu
     to_go = max(0, server.run.plan.stop.rounds - engine.version)
     for name, value in _privacy(server.run.budget.account, to_go).items():
         yield f"fleetlearn_privacy_{name}", Sample((run,), float(value))
+    if (sums := server.run.mask_sums) is not None:
+        yield "fleetlearn_helper_tries", Sample((run,), float(sums.tries))
+        yield "fleetlearn_devices_held", Sample((run,), float(len(engine.selection.held)))
     moving = live["uploading"] + live["queued"]
     states = {
         "idle": live["idle"],

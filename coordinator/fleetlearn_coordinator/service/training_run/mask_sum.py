@@ -210,7 +210,10 @@ class MaskSums:
                 self._wait(answer)
             case masks:
                 if self._trouble:
-                    self._log.info("round %d: the helper has answered", command.round)
+                    answered = said("helper-answered", round=command.round)
+                    self._log.info(
+                        "round %d: the helper has answered", command.round, extra=answered
+                    )
                 self.forget()
                 self._unmask(command, masks, now)
         return []
@@ -221,7 +224,7 @@ class MaskSums:
             self._trouble = error.text
             loud = isinstance(error, WrongHelperError | HelperRefusedError)
             say = self._log.error if loud else self._log.warning
-            what = said("helper", round=self._engine.round, why=error.text)
+            what = said("helper-waits", round=self._engine.round, why=error.text)
             say(
                 "round %d waits for the sum of its masks: %s",
                 self._engine.round,
@@ -257,7 +260,7 @@ class MaskSums:
             command.round,
             named(devices),
             _advised(error.text, refusal),
-            extra=said("left-out", round=command.round, cause=cause, devices=len(devices)),
+            extra=said("devices-left-out", round=command.round, cause=cause, devices=len(devices)),
         )
         ended = self._engine.leave_out(tasks, cause)
         if refusal.name is RefusalName.DEVICE_TWICE:
@@ -286,7 +289,7 @@ class MaskSums:
         """No sum is waited for any more. The answer to a question that is under way changes
         nothing."""
         self._command = self.question = self._written = self._saved = None
-        self._engine.waits_on = ""
+        self.tries, self._engine.waits_on = 0, ""
         self.changed()
 
 

@@ -44,7 +44,7 @@ COUNTED = {
     "fleetlearn_spool_files", "fleetlearn_connections",
     "fleetlearn_canary_tasks", "fleetlearn_canary_went_back",
     "fleetlearn_privacy_epsilon", "fleetlearn_privacy_budget", "fleetlearn_privacy_releases",
-    "fleetlearn_privacy_releases_left",
+    "fleetlearn_privacy_releases_left", "fleetlearn_helper_tries", "fleetlearn_devices_held",
 }  # fmt: skip
 """Gauges that count things, or have the unit of what devices measure: they need none in the
 name."""

@@ -4,6 +4,7 @@ down and asked for, and what follows from each answer."""
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -361,6 +362,27 @@ def test_a_set_that_cannot_be_made_again_is_given_up(
     (abandoned,) = [each for each in heard if isinstance(each, Abandon)]
     assert "are not the 3 that the helper was asked for before the restart" in abandoned.text
     fleet.store.close()
+
+
+def test_a_restored_copy_asks_for_the_same_set_and_makes_the_same_model(
+    make_plan: PlanMaker, helper: CalledHelper, tmp_path: Path
+) -> None:
+    """The copy was made while the helper was asked. It has answered since, and answers again."""
+    plan = make_plan(**secure_settings(helper))
+    fleet = MaskedFleet(plan)
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    fleet.store.close()
+    shutil.copytree(plan.data_dir, tmp_path / "copy")
+    models = []
+    for _ in range(2):
+        fleet = MaskedFleet(plan)
+        fleet.run.resume(NOW)
+        fleet.answer(helper)
+        models.append(fleet.run.models.newest.digest)
+        fleet.store.close()
+        shutil.rmtree(plan.data_dir)
+        shutil.copytree(tmp_path / "copy", plan.data_dir)
+    assert models[0] == models[1]
 
 
 PRIVATE = {
