@@ -14,10 +14,9 @@ const CREDENTIAL = object({ secret: text(128, 43), next: optional(nullable(text(
 export async function readOrMakeName(store: Store, name?: string): Promise<string> {
   if ((await readJson(store, "identity")) === undefined) {
     const made = json({ device: checked(identifier, name ?? randomText(16), "a device's name") });
-    const isDamaged = (await store.read("identity")) !== undefined;
-    // A page may ask for the name while its worker makes one.
-    if (isDamaged) await store.write({ identity: made });
-    else await keepFirst(store, "identity", made);
+    // A page may ask for the name while its worker makes one: the first is kept, unless it is damaged.
+    const kept = await keepFirst(store, "identity", made);
+    if (!isJson(kept)) await store.write({ identity: made });
   }
   const { device } = checked(IDENTITY, await readJson(store, "identity"), "the store's identity");
   if (name !== undefined && name !== device) {
@@ -93,6 +92,15 @@ export class Enrolment {
   async #read(): Promise<{ secret: string; next: string | null } | undefined> {
     const stored = await readJson(this.#store, "credential");
     return stored === undefined ? undefined : checked(CREDENTIAL, stored, "the store's credential");
+  }
+}
+
+function isJson(content: Uint8Array): boolean {
+  try {
+    JSON.parse(new TextDecoder().decode(content));
+    return true;
+  } catch {
+    return false;
   }
 }
 
