@@ -1,6 +1,7 @@
 """One contender of step.py, in a separate process: trains, and prints what that cost as JSON.
 
-    _step_contender.py eager|compile|executorch MODEL BATCHES.npz STEPS LR THREADS [PROVIDER]
+    _step_contender.py eager|compile MODEL BATCHES.npz STEPS LR THREADS [PROVIDER]
+    _step_contender.py executorch|onnxsim MODEL BATCHES.npz STEPS LR THREADS
     _step_contender.py onnx|ort-training BUNDLE BATCHES.npz STEPS LR THREADS [PROVIDER]
     _step_contender.py mnn LAYERS.npz BATCHES.npz STEPS LR THREADS
 
@@ -81,7 +82,7 @@ def bundle(kind: Any, path: str, lr: float, threads: int, provider: Any) -> tupl
 
 def main() -> None:
     kind, what, arrays, steps, lr, threads, provider = [*sys.argv[1:], "cpu"][:7]
-    if kind in ("mnn", "executorch"):
+    if kind in ("mnn", "executorch", "onnxsim"):
         import _step_peers
 
         step, version = getattr(_step_peers, kind)(what, float(lr), int(threads), cost)

@@ -1,4 +1,4 @@
-"""Steps of MNN and of ExecuTorch for _step_contender.py, in an environment that has them.
+"""Steps of MNN, ExecuTorch and onnxsim for _step_contender.py, in an environment that has them.
 
 They need nothing of this project but the models. What they cannot train is said in
 benchmarks/README.md.
@@ -10,6 +10,7 @@ benchmarks/README.md.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -132,3 +133,56 @@ def executorch(name: str, lr: float, threads: int, cost: Cost) -> tuple[Step, st
         return float(loss)
 
     return step, f"ExecuTorch {version('executorch')}"
+
+
+def onnxsim(name: str, lr: float, threads: int, cost: Cost) -> tuple[Step, str]:
+    """Return a step of SGD of onnxsim, whose gradients are ONNX operators on stock ONNX Runtime.
+
+    It refuses cross_entropy and log_softmax: the same loss is written with what it knows, Softmax
+    and Log, and gets the labels as one-hot rows.
+    """
+    # Its sessions have as many threads as the process may use processors.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    with cost("import"):
+        from importlib.metadata import version
+
+        import _models
+        import onnx
+        import torch
+        from onnxsim.compile_training import compile_training_loop
+        from onnxsim.torch_training import export_torch_module_to_onnx, trace_torch_optimizer
+    with cost("load"):
+        case = _models.make(name)
+        *_, labels = case.batch(_models.BATCH)
+        classes = case.module(*case.batch(_models.BATCH)[:-1]).shape[-1]
+
+    class Objective(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = case.module
+
+        def forward(self, x: Any, chosen: Any) -> Any:
+            # chosen: `classes` where the label is, else 0, so that the mean is over the examples
+            return -(torch.log(torch.softmax(self.module(x), -1)) * chosen).mean()
+
+    def one_hot(y: Any) -> Any:
+        return (classes * np.eye(classes, dtype=np.float32))[y]
+
+    with cost("load"):
+        example = case.batch(_models.BATCH)[0], torch.from_numpy(one_hot(labels.numpy()))
+        model = export_torch_module_to_onnx(Objective(), example)
+        # It has no gradient of Constant, and reads an initializer's values.
+        for node in [node for node in model.graph.node if node.op_type == "Constant"]:
+            values = np.asarray(onnx.helper.get_node_attr_value(node, node.attribute[0].name))
+            if node.attribute[0].name == "value":
+                values = onnx.numpy_helper.to_array(node.attribute[0].t)
+            model.graph.initializer.append(onnx.numpy_helper.from_array(values, node.output[0]))
+            model.graph.node.remove(node)
+        plain = trace_torch_optimizer(lambda value, by_it, rate: (value - rate * by_it,), 0)
+        names = [f"module.{name}" for name, _ in case.module.named_parameters()]
+        loop = compile_training_loop(model, "loss", names, optimizer=plain)
+
+    def step(x: Any, y: Any) -> float:
+        return float(loop({"x": x, "chosen": one_hot(y)}, lr=lr))
+
+    return step, f"onnxsim {version('onnxsim')}"

@@ -1,11 +1,11 @@
-"""A training step: the bundle on ONNX Runtime, ONNX Runtime's own training API, PyTorch, MNN and
-ExecuTorch.
+"""A training step: the bundle on ONNX Runtime, ONNX Runtime's own training API, PyTorch, MNN,
+ExecuTorch and onnxsim.
 
 Each contender trains the same model from the same weights on the same batches of 20, in a process
 of its own; their losses after ten steps must agree. All contenders run once before any runs again.
 ``onnx`` runs on the stock runtime of this environment, and on the training build of
 .venv/ort-training, where that is. Of compiling only its memory is counted. --peers names an
-interpreter that has MNN, ExecuTorch or both; the table says what they cannot train.
+interpreter that has some of the last three; the table says what they cannot train.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def compare(
         {"compile": (sys.executable, name)} if compiled else {}
     )
     if peers:
-        optional["executorch"] = peers, name
+        optional |= dict.fromkeys(("executorch", "onnxsim"), (peers, name))
         if _models.write_layers(name, layers):
             optional["mnn"] = peers, layers
     steps = max(1, round(_models.STEPS[name] * scale))
@@ -207,7 +207,8 @@ def main() -> None:
     )
     options.add_argument("--no-compile", action="store_true", help="without PyTorch's compiler")
     options.add_argument(
-        "--peers", help="an interpreter that has MNN or ExecuTorch (default: not compared)"
+        "--peers",
+        help="an interpreter that has MNN, ExecuTorch or onnxsim (default: not compared)",
     )
     chosen = options.parse_args()
     compiled = not chosen.no_compile
