@@ -18,7 +18,7 @@ NAMED = 5
 def waits_for(state: EngineState, now: float) -> str:
     """Return what the run waits for. ``now``: seconds on the engine's clock."""
     if state.paused:
-        return "the run is paused"
+        return "; ".join(filter(None, ["the run is paused", state.waits_on]))
     beside = state.round_exchanges
     if beside is not None and beside.series.is_open:
         return _for_answers(state.round, beside.series, now)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import several as several_runs
 from fleetlearn_coordinator.rounds.settings import Phase
-from fleetlearn_coordinator.service import helper_asker
+from fleetlearn_coordinator.service import helper_asker, server
 from fleetlearn_coordinator.service.monitoring.gauges import run_gauges
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
@@ -23,7 +24,9 @@ from fleetlearn_protocol.frames import pack_chunks
 from fleetlearn_protocol.messages import Accepted, Grant, Uploaded
 from listening_helper import HelperFolder
 from masked_peers import CAN_MASK, masked_upload
-from peers import Peer, PlanMaker, fleet, update_of
+from peers import SIZE, Peer, PlanMaker, fleet, update_of
+from several import run_async as in_folder
+from several import several
 
 
 def run_async(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -49,9 +52,9 @@ def helper(tmp_path: Path) -> HelperFolder:
     return HelperFolder(folder, "abc")
 
 
-async def train(peer: Peer, value: float) -> None:
-    """Do a task: mask the update, report it and send it."""
-    upload = masked_upload(await peer.task(), peer.name, update_of(value))
+async def train(peer: Peer, value: float, size: int = SIZE) -> None:
+    """Do a task: mask the update, report it and send it. ``size``: elements of the model."""
+    upload = masked_upload(await peer.task(), peer.name, update_of(value, size))
     await peer.send(upload.report)
     grant = await peer.expect(Grant)
     for chunk in pack_chunks(grant.transfer, upload.content, grant.offset):
@@ -109,8 +112,14 @@ async def test_the_helper_is_asked_again_until_it_is_there(
     assert "round 1: the helper has answered" in caplog.text
 
 
+@pytest.mark.parametrize("large", [False, True])
 @run_async
-async def test_a_restart_asks_at_once(make_plan: PlanMaker, helper: HelperFolder) -> None:
+async def test_a_restart_asks_at_once(
+    make_plan: PlanMaker, helper: HelperFolder, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    """A large model is made in another thread once the helper has answered."""
+    if large:
+        monkeypatch.setattr(server, "LARGE_MODEL", 0)
     plan = make_plan(**helper.plan_settings())
     async with fleet(plan) as (coordinator, join):
         await closed(join)
@@ -156,6 +165,34 @@ async def test_the_next_round_opens_by_the_clock(
             peers = await closed(join)
             await until(lambda: coordinator.engine.version == 1)
             assert (await peers[0].task()).round == 2
+
+
+@in_folder
+async def test_one_of_several_runs_waits_and_the_others_go_on(folder: Path) -> None:
+    """A run whose helper is another one than its plan says does not begin, and says why."""
+    (folder / "helper").mkdir()
+    helper = HelperFolder(folder / "helper", "ab")
+    async with several(folder) as host:
+        masked = await host.add("masked", **helper.plan_settings())
+        peers = [await host.join(name, privacy=CAN_MASK) for name in "ab"]
+        for peer in peers:
+            await train(peer, 0.5, several_runs.SIZE)
+        await until(lambda: tries(masked) > 2)
+        plain = await host.add("plain", round__goal=1)
+        await host.hosted.look()
+        asked = {asyncio.ensure_future(peer.task()): peer for peer in peers}
+        first, waiting = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        (task,) = first
+        assert host.of(task.result()) == "plain", "the device is free for it meanwhile"
+        await asked[task].upload(task.result(), update_of(0.5, several_runs.SIZE))
+        for each in waiting:
+            each.cancel()
+        assert (plain.engine.version, masked.engine.version) == (1, 0)
+        with helper.listening():
+            await until(lambda: masked.engine.version == 1)
+            with pytest.raises(KeyError):
+                await host.add("wrong", **helper.plan_settings(secure__key="9" * 64))
+        assert "has the key" in host.row("wrong").failed
 
 
 @run_async

@@ -51,6 +51,8 @@ WHAT_TO_DO = {
     " helper enrol`",
     RefusalName.BAD_SIGNATURE: "the devices may have new keys, which the helper's operator must "
     "enrol, or a plan that changed since their tasks were given",
+    RefusalName.SEED_USED: "a set with these updates was answered before, and cannot be asked for "
+    "again, such as where the helper's operator has revoked one of its devices since",
     RefusalName.DEVICE_TWICE: "a sum with their updates of this very model was made before, such "
     "as before a roll back or a restored backup: other devices have to train, or a new run has to "
     "begin from the model",
@@ -263,7 +265,7 @@ class MaskSums:
             extra=said("devices-left-out", round=command.round, cause=cause, devices=len(devices)),
         )
         ended = self._engine.leave_out(tasks, cause)
-        if refusal.name is RefusalName.DEVICE_TWICE:
+        if refusal.name in (RefusalName.DEVICE_TWICE, RefusalName.SEED_USED):
             self._engine.spend(devices & self._reports.trained_from(self._engine.version))
         self._reports.leave_out(tasks)
         dropped = Counter(command.dropped)

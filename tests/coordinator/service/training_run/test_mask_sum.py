@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from fleetlearn_coordinator.secure.helper_client import (
 )
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.service.training_run.saved_mask_set import KEY, saved_set
+from fleetlearn_coordinator.storage import find_storage as find_storage_module
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import Metadata
 from fleetlearn_protocol.errors import Code
@@ -30,7 +33,8 @@ from fleetlearn_protocol.secure.helper_messages import (
     RefusalName,
 )
 from masked_fleet import CalledHelper, MaskedFleet, secure_settings
-from peers import BUFFERED, PlanMaker, update_of
+from memory_storage import SLOW_SCHEME, slow_storage
+from peers import BUFFERED, PlanMaker, plan_text, update_of
 
 DEVICES = ("a", "b", "c")
 STEP = 600.0 / (2**20 - 1)
@@ -361,6 +365,71 @@ def test_a_set_that_cannot_be_made_again_is_given_up(
     heard = fleet.run.resume(NOW)
     (abandoned,) = [each for each in heard if isinstance(each, Abandon)]
     assert "are not the 3 that the helper was asked for before the restart" in abandoned.text
+    fleet.store.close()
+
+
+def test_a_set_whose_device_was_revoked_after_the_answer_is_given_up(
+    make_plan: PlanMaker, helper: CalledHelper
+) -> None:
+    """The helper has answered, and the coordinator died before it heard that."""
+    plan = make_plan(**secure_settings(helper))
+    fleet = MaskedFleet(plan)
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    helper.ask(fleet.sums.question)
+    fleet.store.close()
+    helper.revoke("b")
+    fleet = MaskedFleet(plan)
+    fleet.run.resume(NOW)
+    fleet.answer(helper)
+    (abandoned,) = [each for each in fleet.answer(helper) if isinstance(each, Abandon)]
+    assert "the helper refuses (seed-used)" in abandoned.text
+    assert "cannot be asked for again" in abandoned.text
+    assert outcome(plan)[1]["dropped"] == {
+        "rejected: helper-unknown-device": 1,
+        "rejected: helper-seed-used": 2,
+    }
+    fleet.store.close()
+
+
+def test_a_run_that_is_paused_or_about_to_finish_waits_for_its_last_sum(
+    make_plan: PlanMaker, helper: CalledHelper
+) -> None:
+    plan = make_plan(**secure_settings(helper, stop__rounds=1))
+    fleet = MaskedFleet(plan)
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    fleet.run.engine.paused = True
+    words = waits_for(fleet.run.engine, 0.0)
+    assert words.startswith("the run is paused; round 1 waits for the helper's sum")
+    fleet.run.engine.paused = False
+    assert fleet.run.finished is None
+    fleet.answer(helper)
+    assert fleet.run.finished is not None
+    fleet.store.close()
+
+
+def test_a_slow_store_has_the_set_before_anybody_is_asked(
+    bundle_path: Path, helper: CalledHelper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(find_storage_module.STORES, SLOW_SCHEME, slow_storage)
+    monkeypatch.setattr("memory_storage.STORED", {})
+    place = f"{SLOW_SCHEME}://run"
+    text = plan_text(bundle_path, place, **secure_settings(helper))
+    plan = Plan.parse(text, bundle_path.parent)
+    fleet, calls = MaskedFleet(plan), deque[Callable[[], None]]()
+    fleet.store.write_beside(calls.append, lambda: lambda: None, pytest.fail)
+    may_write = slow_storage(place).may_write
+    given = leases(fleet.check_in(*DEVICES))
+    may_write.clear()
+    for lease in given:
+        fleet.report_masked(lease, update_of(0.5))
+    assert fleet.run.engine.phase is Phase.COMMITTING
+    assert fleet.sums.question is None
+    may_write.set()
+    fleet.store.wait_until_safe()
+    while not fleet.store.is_safe:
+        while calls:
+            calls.popleft()()
+    assert fleet.sums.question is not None
     fleet.store.close()
 
 
