@@ -115,3 +115,30 @@ def test_a_coordinator_that_dies_while_a_device_is_left_out(
     rounds = sorted(read_status(fleet.data).rounds, key=lambda row: row.number)
     assert [(row.outcome, row.summary["reports"]) for row in rounds] == [("committed", 3)] * 3
     assert rounds[0].summary["dropped"] == {"rejected: helper-unknown-device": 1}
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_buffered_fleet_weighs_stale_updates_before_they_are_masked(
+    run: Processes, bundle_path: Path, shards: list[Path], dies: bool
+) -> None:
+    """FedBuff: two updates of three devices make a model, and the third is stale by then."""
+    fleet = SecureFleet(run, 2, NAMES)
+    fleet.write_plan(
+        bundle_path,
+        "fedbuff",
+        round__goal=2,
+        round__minimum=None,
+        round__concurrency=3,
+        round__over_selection=None,
+        round__gather=None,
+    )
+    fleet.start_helper()
+    fleet.start_devices(shards)
+    if dies:
+        serve_and_die(fleet, "the helper has answered and nobody heard", 2)
+    else:
+        run.coordinator(fleet.plan)
+    model = finished(fleet)
+    assert np.isfinite(model).all()
+    rounds = read_status(fleet.data).rounds
+    assert [(row.outcome, row.summary["reports"]) for row in rounds] == [("committed", 2)] * 3

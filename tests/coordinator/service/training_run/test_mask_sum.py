@@ -454,6 +454,34 @@ def test_a_restored_copy_asks_for_the_same_set_and_makes_the_same_model(
     assert models[0] == models[1]
 
 
+def test_a_late_report_that_is_carried_counts_in_the_next_set(
+    make_plan: PlanMaker, helper: CalledHelper
+) -> None:
+    """The round has closed at its deadline and waits for its sum when the third report comes."""
+    plan = make_plan(**secure_settings(helper, round__late="carry"))
+    fleet = MaskedFleet(plan)
+    first, second, third = leases(fleet.check_in(*DEVICES))
+    fleet.report_masked(first, update_of(0.5))
+    fleet.report_masked(second, update_of(1.0))
+    fleet.carry_out(fleet.run.engine.tick(fleet.run.engine.deadline))
+    request = fleet.sums.question.request
+    assert not request.one_model
+    fleet.report_masked(third, update_of(0.25))
+    fleet.store.close()
+    fleet = MaskedFleet(plan)
+    fleet.run.resume(NOW)
+    assert fleet.sums.question.request.digest() == request.digest()
+    fleet.check_in(first.device, second.device)
+    fleet.answer(helper)
+    for lease in running(fleet):
+        fleet.report_masked(lease, update_of(-0.5))
+    rounds = {report.device: report.round for report in fleet.sums.question.request.reports}
+    assert rounds == {first.device: 2, second.device: 2, third.device: 1}
+    fleet.answer(helper)
+    assert outcome(plan, 2)[1]["staleness"]["stale"] == 1
+    fleet.store.close()
+
+
 PRIVATE = {
     "round__weighting": "uniform",
     "privacy__mechanism": "gaussian",
