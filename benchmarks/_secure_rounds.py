@@ -16,7 +16,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation.model_state import make_state
 from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint, modular_sum
@@ -29,22 +28,22 @@ from fleetlearn_coordinator.secure.helper_book import HelperBounds
 from fleetlearn_coordinator.secure.helper_store import HelperStore, make_helper_store
 from fleetlearn_coordinator.service.training_run.spooled_update import SpooledUpdate
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+from fleetlearn_device.driver.signatures import public_key_of
+from fleetlearn_device.training.masking import counted_words, mask_words
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.formats.masked import words_to_bytes
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import UPDATE, Part, Report
 from fleetlearn_protocol.secure import pairwise
-from fleetlearn_protocol.secure.about import MaskedUpdate, MaskTerms, about_update, signed_seed
-from fleetlearn_protocol.secure.fixed_point import Words, bits_for, weighted_words
-from fleetlearn_protocol.secure.graph import degrees, neighbours_of
+from fleetlearn_protocol.secure.about import MaskedUpdate, MaskTerms, about_update
+from fleetlearn_protocol.secure.fixed_point import Words, bits_for
+from fleetlearn_protocol.secure.graph import graph_of, neighbours_of
 from fleetlearn_protocol.secure.helper_messages import (
     MaskSumAnswer,
     MaskSumRequest,
     SealedReport,
     write_message,
 )
-from fleetlearn_protocol.secure.masks import add_mask, mask_of
-from fleetlearn_protocol.secure.sealed import seal
 from fleetlearn_protocol.vector import Vector, checksum
 
 HOSTILE, LOST = 0.05, 0.1
@@ -154,11 +153,6 @@ def updates_of(sizes: Sizes) -> Iterator[Vector]:
         yield update[device % 97 : device % 97 + sizes.elements]
 
 
-def fixed_point_of(update: Vector, bits: int, random: np.random.Generator) -> Words:
-    """Return what a device masks."""
-    return weighted_words(update, 1.0, CLIP, bits, random.random(len(update) + 1))
-
-
 def plain(folder: Path, sizes: Sizes) -> dict[str, float]:
     """Return the figures of a round without secure aggregation."""
     watch, encoding = Stopwatch(), find_encoding("float32")
@@ -179,13 +173,15 @@ def plain(folder: Path, sizes: Sizes) -> dict[str, float]:
 
 def helped(folder: Path, sizes: Sizes) -> dict[str, float]:
     """Return the figures of a round with a helper."""
-    watch, random = Stopwatch(), np.random.default_rng(2)
+    watch = Stopwatch()
     folder.mkdir()
     make_helper_store(folder / "helper.sqlite", 0.0)
     names = [f"d{number}" for number in range(sizes.devices)]
-    keys = {name: Ed25519PrivateKey.generate() for name in names}
+    keys = {name: secrets.token_bytes(32) for name in names}
+    """Device -> its private key."""
+    roster = [(name, public_key_of(key)) for name, key in keys.items()]
     with closing(HelperStore(folder / "helper.sqlite")) as store:
-        store.enrol([(name, key.public_key().public_bytes_raw()) for name, key in keys.items()], 0)
+        store.enrol(roster, 0)
     bounds = HelperBounds(2, sizes.devices, sizes.elements + 1)
     helper = Helper(folder / "helper.sqlite", bounds, lambda: 0.0)
     terms = MaskTerms(helper.card.key, "run", BUNDLE, sizes.elements + 1, 2, "0" * 64, True)
@@ -193,18 +189,15 @@ def helped(folder: Path, sizes: Sizes) -> dict[str, float]:
     with closing(Coordinator(folder / "data", sizes.elements, sizes.numbers)) as coordinator:
         for name, update in zip(names, updates_of(sizes), strict=True):
             with watch("device: fixed point"):
-                words = fixed_point_of(update, sizes.bits, random)
+                words = counted_words(update, 1.0, 1.0, CLIP, sizes.bits)
             exact += words
             with watch("device"):
-                seed = secrets.token_bytes(32)
-                add_mask(words, seed)
                 own = MaskedUpdate(name, f"{name}-1", 1, MODEL)
-                about = about_update(terms, own)
-                sealed = seal(seed, terms.helper, about)
-                report = SealedReport(*own, sealed, keys[name].sign(signed_seed(about, sealed)))
+                upload = mask_words(words, about_update(terms, own), terms.helper, keys[name])
             with watch("coordinator"):
-                coordinator.take(words_to_bytes(words))
-            reports.append(report)
+                coordinator.take(upload.content)
+            sealed, signature = bytes.fromhex(upload.sealed), bytes.fromhex(upload.signature)
+            reports.append(SealedReport(*own, sealed, signature))
         with watch("coordinator"):
             asked = MaskSumRequest(*terms, reports=tuple(reports))
             body = write_message(asked)
@@ -218,7 +211,7 @@ def helped(folder: Path, sizes: Sizes) -> dict[str, float]:
             masks = np.frombuffer(answer.words, "<u4").astype(np.uint32)
             coordinator.commit(masks)
         check_sum(coordinator, masks, exact)
-    sealed_bytes = len(f',"sealed":"{sealed.hex()}","signature":"{report.signature.hex()}"')
+    sealed_bytes = len(f',"sealed":"{upload.sealed}","signature":"{upload.signature}"')
     return {
         "bytes_up": 4.0 * (sizes.elements + 1) + sealed_bytes,
         "device_ms": watch.middle_ms("device"),
@@ -234,7 +227,7 @@ def paired(folder: Path, sizes: Sizes) -> dict[str, float]:
     """Return the figures of a round without a helper: SecAgg+, in which a tenth of the devices
     vanish after they have shared their secrets."""
     watch, random = Stopwatch(), np.random.default_rng(3)
-    degree, threshold = degrees(sizes.devices, HOSTILE, LOST)
+    degree, threshold = graph_of(sizes.devices, HOSTILE, LOST)
     names = [f"d{number}" for number in range(sizes.devices)]
     near = {name: neighbours_of(place, names, degree) for place, name in enumerate(names)}
     devices: dict[str, pairwise.PairwiseDevice] = {}
@@ -269,7 +262,7 @@ def paired(folder: Path, sizes: Sizes) -> dict[str, float]:
             if name not in {*stayed}:
                 continue
             with watch("device: fixed point"):
-                words = fixed_point_of(update, sizes.bits, random)
+                words = counted_words(update, 1.0, 1.0, CLIP, sizes.bits)
             exact += words
             sealed = {other: shared[other][name] for other in near[name]}
             masked = step(name, devices[name].masked, words, sealed)
@@ -303,16 +296,6 @@ def check_sum(coordinator: Coordinator, masks: Words, exact: Words) -> None:
     """Raise RuntimeError unless the sum without masks is the sum of what devices masked."""
     if not np.array_equal(coordinator.round.sums.states[UPDATE].words - masks, exact):
         raise RuntimeError("the sum without its masks is not the sum of the updates")
-
-
-def masks_alone(elements: int, repeats: int = 7) -> float:
-    """Return the CPU-ms of a mask's words alone."""
-    times = []
-    for _ in range(repeats):
-        began = time.process_time()
-        mask_of(bytes(32), elements)
-        times.append(time.process_time() - began)
-    return 1e3 * median(times)
 
 
 MODES: Mapping[str, Callable[[Path, Sizes], dict[str, float]]] = {

@@ -21,7 +21,7 @@ from typing import Any
 
 import _measure as measure
 import _secure_rounds as secure_rounds
-from fleetlearn_protocol.secure.graph import degrees
+from fleetlearn_protocol.secure.graph import graph_of
 
 HERE = Path(__file__).parent
 SIZES = ("10x10000", "1000x10000", "10000x10000", "100x100000", "1000x100000", "100x1000000")
@@ -40,7 +40,7 @@ COMPARED = ("bytes_up", "coordinator_s")
 
 def flower(python: str, sizes: secure_rounds.Sizes) -> dict[str, Any]:
     """Return the figures of Flower's SecAgg+. Raises CalledProcessError."""
-    degree, threshold = degrees(sizes.devices, secure_rounds.HOSTILE, secure_rounds.LOST)
+    degree, threshold = graph_of(sizes.devices, secure_rounds.HOSTILE, secure_rounds.LOST)
     lost = int(secure_rounds.LOST * sizes.devices)
     numbers = (sizes.devices, sizes.elements, degree, threshold, lost)
     program = [python, str(HERE / "_secure_flower.py"), *map(str, numbers)]

@@ -1,5 +1,5 @@
-"""docs/operate/security.md and docs/privacy.md: each line of what is protected, assumed, and not
-protected names tests, and they are there."""
+"""docs/operate/security.md, secure-aggregation.md and docs/privacy.md: each line of what is
+protected, assumed, and not protected names tests, and they are there."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = {
     "operate/security.md": ["what is protected", "what is not"],
+    "operate/secure-aggregation.md": ["a cheating coordinator", "others", "what is not"],
     "privacy.md": [
         "assumed",
         "what is protected",
@@ -21,7 +22,7 @@ PAGES = {
 }
 """Page -> its tables of promises."""
 HEADER = re.compile(r"\|[^\n]*\| shown by \|\n\|---\|---\|---\|\n((?:\|[^\n]*\|\n)+)")
-NAMES = re.compile(r"`([\w/.:]*test_\w+\.py[\w:]*)`")
+NAMES = re.compile(r"`([\w/.:]*test_\w+\.py[\w:]*(?:\[\w+\])?)`")
 
 
 def tables_of(page: str) -> list[list[list[str]]]:
@@ -48,9 +49,11 @@ def test_each_line_names_a_test_or_says_why_there_is_none(page: str) -> None:
 @pytest.mark.parametrize("name", TESTS)
 def test_the_test_is_there(name: str) -> None:
     file, _, function = name.partition("::")
+    function, _, case = function.removesuffix("]").partition("[")
     found = [ROOT / file] if "/" in file else [*(ROOT / "tests").rglob(file)]
     assert len(found) == 1, f"{file} is not the name of one file"
     text = found[0].read_text("utf-8")
     assert not function or re.search(rf"^ *(async )?def {function}\(", text, re.MULTILINE), (
         f"{function} is not there"
     )
+    assert not case or re.search(rf"\W{case}\W", text), f"{function} has no case {case}"

@@ -106,6 +106,13 @@ def test_each_rule_is_broken_by_a_plan_here(monkeypatch: pytest.MonkeyPatch) -> 
         assert not rule.breaks(parse(SMALL)), "plans without [secure] are another matter"
 
 
+def test_the_example_is_a_plan() -> None:
+    plan = Plan.load(Path(__file__).parents[3] / "examples" / "secure.toml")
+    assert plan.secure is not None
+    assert (plan.secure.minimum, plan.secure.bits) == (plan.round.minimum, 20)
+    assert plan.privacy is not None
+
+
 def test_a_bundle_with_buffers_is_refused() -> None:
     plan, whole = parse(f"{SMALL}{SECURE}"), SGD
     plan.check_bundle(whole)
