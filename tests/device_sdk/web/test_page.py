@@ -179,6 +179,28 @@ def test_it_opens_and_draws_without_a_network_and_takes_a_new_version(tmp_path: 
 
 
 @pytest.mark.slow
+def test_what_masks_updates_is_fetched_when_it_is_needed(tmp_path: Path) -> None:
+    """A visit without secure aggregation fetches none of it; the headers of the coordinator's own
+    page allow it."""
+    listed = re.search(r"\[\"ort-[^]]*\]", (built_page() / "sw.js").read_text())
+    assert listed
+    masking = {name for name in json.loads(listed[0]) if name.startswith("part-")}
+    with page_site(NOBODY) as site, browsing(tmp_path / "profile") as browser:
+        fetched: list[str] = []
+        browser.on("request", lambda request: fetched.append(request.url.rpartition("/")[2]))
+        page = browser.pages[0]
+        join(page, site.origin)
+        wait_until_offline_works(page)
+        assert "page.js" in fetched
+        assert not masking & {*fetched}
+        given = set()
+        for name in masking:
+            given |= {*page.evaluate(f"import('./{name}').then(module => Object.keys(module))")}
+        assert {"maskUpdate", "sign"} <= given
+        assert masking <= {*fetched}
+
+
+@pytest.mark.slow
 def test_where_the_browser_keeps_nothing_the_page_says_so_and_works(tmp_path: Path) -> None:
     with page_site(NOBODY) as site, browsing(tmp_path / "profile") as browser:
         page = browser.pages[0]
