@@ -16,6 +16,8 @@ from typing import Any
 from fleetlearn_protocol.command_line import installed_version, refuse_in_loop, stop_signals
 from fleetlearn_protocol.json_log import said
 from fleetlearn_protocol.paths import in_home
+from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE
+from fleetlearn_protocol.secure.roster import read_roster
 from fleetlearn_protocol.systemd import READY, STOPPING, notify_systemd
 from numpy.typing import ArrayLike
 
@@ -64,6 +66,7 @@ from fleetlearn_device.training.algorithms import known_algorithms
 from fleetlearn_device.training.data import Data
 from fleetlearn_device.training.newest_model import NewestModel
 from fleetlearn_device.training.open_data import open_data
+from fleetlearn_device.training.pairwise_sessions import NeighbourRules
 from fleetlearn_device.training.source_data import SourceData
 from fleetlearn_device.training.task_data import TaskDataMaker
 from fleetlearn_device.training.trainer import ANSWERS, Trainer
@@ -337,7 +340,7 @@ class Device:
                 runtime=f"{self.runtime} {runtime_version}{where}",
                 software=f"fleetlearn {installed_version()}",
                 algorithms=known_algorithms(self.runtime),
-                exchanges=(*ANSWERS,),
+                exchanges=_exchanges(),
                 held=held,
                 unmasked=None if waits is None else _waits(waits),
                 trusted=Trusted(keys, find_verifier()) if keys else None,
@@ -367,6 +370,7 @@ class Device:
                 self.hold_out,
                 pacing=pacing,
                 ceiling=self._ceiling,
+                owner=_owner(self.secure),
             )
             metrics = self.metrics_file and MetricsFile(self.metrics_file, directory.device)
             driver = Driver(
@@ -496,6 +500,17 @@ class Device:
 
         with stop_signals(loop, caught):
             await self.serve()
+
+
+def _exchanges() -> tuple[str, ...]:
+    """Return the kinds of questions that the device can answer."""
+    return tuple(kind for kind in ANSWERS if kind != PAIRWISE or has_cryptography())
+
+
+def _owner(demands: SecureDemands) -> NeighbourRules:
+    """Return what the owner wants of sessions in which masks are agreed on. Raises RosterError."""
+    roster = None if demands.roster is None else dict(read_roster(in_home(demands.roster)))
+    return NeighbourRules(roster, demands.minimum)
 
 
 def _waits(update: UnmaskedUpdate) -> Unmasked:

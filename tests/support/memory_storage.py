@@ -673,7 +673,7 @@ class MemoryLedger(Reads):
                 encoded = msgspec.json.encode(summary)
                 end = {"closed": at, "outcome": outcome, "summary": encoded}
                 _change(tables.exchanges, (kind, number, phase), lambda old: old._replace(**end))
-                last = number - rows_of.EXCHANGES_KEPT
+                last = number - rows_of.KEPT_OF_KIND.get(kind, rows_of.EXCHANGES_KEPT)
                 for task, each in [*tables.answers.items()]:
                     if each.exchange[0] == kind and each.exchange[1] <= last:
                         del tables.answers[task]

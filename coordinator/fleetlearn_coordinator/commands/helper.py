@@ -76,7 +76,8 @@ def enrol(
 ) -> None:
     """Let devices in, also while the helper serves. Names and keys come from the devices' owner,
     and not from the coordinator: it could invent devices."""
-    from fleetlearn_coordinator.secure.helper_roster import read_roster
+    from fleetlearn_protocol.secure.roster import read_roster
+
     from fleetlearn_coordinator.secure.helper_settings import HelperSettings
     from fleetlearn_coordinator.secure.helper_store import HelperStore
 

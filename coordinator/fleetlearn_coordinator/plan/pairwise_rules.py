@@ -14,6 +14,7 @@ from fleetlearn_protocol.secure.graph import Degrees, graph_of
 
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.secure_section import SecureSection
+from fleetlearn_coordinator.rounds.settings import PairwiseSettings
 
 OF_HELPER = ("helper", "key", "certificate")
 OF_PAIRWISE = ("adversaries", "dropouts", "server", "degree", "threshold", "deadline", "roster")
@@ -43,6 +44,20 @@ def graph_for(secure: SecureSection, devices: int) -> Degrees:
             f"{degree}"
         )
     return Degrees(degree, threshold)
+
+
+def pairwise_settings(plan: PlanKeys) -> PairwiseSettings | None:
+    """Return what the engine needs to let devices agree on masks; None: they do not."""
+    secure = plan.secure
+    if secure is None or secure.mode != "pairwise":
+        return None
+    assert secure.deadline is not None
+    # a device has no share of its own secrets
+    least = graph_for(secure, plan.round.minimum).threshold + 1
+    graph = secure.adversaries, secure.dropouts, secure.server, secure.degree, secure.threshold
+    return PairwiseSettings(
+        plan.round.cohort, plan.round.minimum, least, secure.deadline, str(graph)
+    )
 
 
 def mode_contradictions(plan: PlanKeys) -> Iterable[str]:

@@ -23,6 +23,7 @@ from fleetlearn_coordinator.aggregation.participation_rates import Participation
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.contradictions import contradictions
 from fleetlearn_coordinator.plan.defaults import fill_defaults
+from fleetlearn_coordinator.plan.pairwise_rules import pairwise_settings
 from fleetlearn_coordinator.plan.plan_for_bundle import PlanError, PlanForBundle
 from fleetlearn_coordinator.plan.privacy_terms import check_budget, privacy_rules
 from fleetlearn_coordinator.plan.sections import SECTIONS
@@ -129,6 +130,7 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
                 self.evaluation.minimum,
                 self.evaluation.deadline,
             ),
+            pairwise=pairwise_settings(self),
             separation=0 if self.privacy is None else self.privacy.separation,
             participations=None if self.privacy is None else self.privacy.participations,
             one_task=self.privacy is not None and self.privacy.mechanism == "local",
@@ -226,9 +228,6 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
     def check_against(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together, or the budget of
         [privacy] does not allow one release."""
-        if self.secure is not None and self.secure.mode == "pairwise":
-            text = 'secure.mode = "pairwise" is a draft, and not served yet. Use mode = "helper"'
-            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {text}")
         self.check_bundle(manifest)
         self.check_privacy()
 

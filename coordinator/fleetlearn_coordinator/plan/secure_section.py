@@ -14,6 +14,10 @@ from fleetlearn_coordinator.plan.toml_errors import Section
 Hex32 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
+MOST_WAIT = 300.0
+"""Seconds for an exchange by default, unless the round's deadline is shorter."""
+
+
 class SecureSection(Section, frozen=True, kw_only=True):
     """[secure]: secure aggregation (docs/internals/secure-helper.md)."""
 
@@ -112,5 +116,5 @@ def _fill_pairwise(secure: dict[str, Any], round_: dict[str, Any]) -> None:
     secure.setdefault("adversaries", 0.05)
     secure.setdefault("dropouts", 0.1)
     secure.setdefault("server", "semi-honest")
-    if isinstance(deadline := round_.get("deadline"), int | float):
-        secure.setdefault("deadline", min(float(deadline), 300.0))
+    if isinstance(deadline := round_.get("deadline", MOST_WAIT), int | float):
+        secure.setdefault("deadline", min(float(deadline), MOST_WAIT))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fleetlearn_protocol.messages import CheckIn, SecureTask
+from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE
 
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
@@ -22,7 +23,7 @@ def secure_of_tasks(plan: PlanKeys, rules: RoundRules) -> SecureTask | None:
         bits=numbers.bits,
         most_weight=None if numbers.equal else plan.round.max_weight,
         least_factor=_least_factor(plan, rules) if rules.outlive else None,
-        helper=secure.key,
+        helper=secure.key or None,
         noise=numbers.noise or None,
     )
 
@@ -47,6 +48,12 @@ def why_not_secure(secure: SecureTask | None, check_in: CheckIn) -> str:
             "this run's coordinator learns the sum of updates alone ([secure]), and the device "
             "cannot mask its update. Update its fleetlearn, and install the package cryptography "
             "there (fleetlearn[secure])"
+        )
+    if secure is not None and secure.mode == "pairwise" and PAIRWISE not in check_in.exchanges:
+        return (
+            'this run has devices agree on masks with each other (secure.mode = "pairwise"), and '
+            "the device cannot. Update its fleetlearn; devices in a browser or with the SDK in "
+            "Kotlin cannot take part"
         )
     if secure is not None and secure.noise is not None and "secure-noise" not in can:
         return (

@@ -138,7 +138,10 @@ class Selection:
         self.resting.update(due)
 
     def may_take_part(self, device: str) -> bool:
-        """Return whether the limits let the device take part in the next release."""
+        """Return whether the device may take part in the next release: whether limits let it, and
+        no sum was made that has its update of the newest model."""
+        if device in self.spent:
+            return False
         return self.limits is None or self.limits.may_take_part(device, self.limits.release)
 
     def look_again(self, devices: Iterable[str]) -> None:

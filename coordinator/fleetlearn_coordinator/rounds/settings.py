@@ -56,6 +56,9 @@ class PairwiseSettings(NamedTuple):
     secret can be put together."""
     deadline: float
     """Seconds after which an exchange ends with what there is."""
+    graph: str = ""
+    """What the neighbours of a round's devices follow from, as text. With another one an open round
+    cannot go on."""
 
 
 class ReleaseBudget(NamedTuple):
@@ -68,8 +71,6 @@ class ReleaseBudget(NamedTuple):
     """Why training is over once they are: the rule ``privacy budget``."""
     abandoned: bool = False
     """Whether abandoned rounds count as well: each update was seen as it was sent."""
-    if_abandoned: ReleaseBudget | None = None
-    """The budget once the open round is abandoned, where that leaves fewer rounds. None: this."""
 
 
 class Settings(NamedTuple):

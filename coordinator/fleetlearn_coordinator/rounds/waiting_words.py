@@ -94,8 +94,8 @@ def _limited(state: EngineState) -> str:
     later, parts = len(limited) - done, list[str]()
     if held := len(state.selection.held):
         parts.append(
-            f"{held} had their updates of this very model in a sum before, and the helper takes "
-            "them in no other (secure.helper)"
+            f"{held} had their updates of this very model in a sum before, and can be in no "
+            "other sum of it ([secure])"
         )
     if later:
         parts.append(f"{later} took part lately (privacy.separation = {rule.separation})")

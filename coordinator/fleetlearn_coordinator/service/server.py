@@ -420,8 +420,9 @@ class RunServer:
 
     def _do_work(self) -> None:
         """Do what is to be done with accepted updates: those of a large model in another thread,
-        while this one answers the devices."""
-        if self.run.models.newest.model.nbytes < LARGE_MODEL:
+        while this one answers the devices. Pairwise masks of any model take long."""
+        small = self.run.models.newest.model.nbytes < LARGE_MODEL
+        if small and self.run.pairwise is None:
             if commands := self.run.work.do_work(self.now()):
                 self._tell_all(commands)
         elif self._working is None or self._working.done():
@@ -478,6 +479,7 @@ class RunServer:
                 seed=lease.seed,
                 deadline=max(0.0, lease.deadline - self.clock.now()),
                 kept=run.tied_to(lease.device),
+                secure=run.secure_of(lease.device),
             ),
         )
 

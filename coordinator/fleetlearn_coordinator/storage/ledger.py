@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE
 
 ROUNDS_KEPT = 100
 """Closed rounds whose tasks and reports are kept. Of older rounds only the summary is kept."""
@@ -22,6 +23,9 @@ copy of it was made (Unix time), until somebody has said what was released since
 EXCHANGES_KEPT = 100
 """Series of exchanges of a kind whose answers are kept. Of older ones only the summaries are
 kept."""
+KEPT_OF_KIND = {PAIRWISE: 1}
+"""The same of kinds of which another number is kept: shares of secrets are of no use once their
+round is over."""
 
 
 class Metadata(NamedTuple):

@@ -12,6 +12,7 @@ import msgspec
 
 from fleetlearn_coordinator.storage.ledger import (
     EXCHANGES_KEPT,
+    KEPT_OF_KIND,
     AnswerAccepted,
     AnswerDropped,
     DeviceAsked,
@@ -90,7 +91,8 @@ def write(db: sqlite3.Connection, row: ExchangeRow) -> None:
                 (at, outcome, msgspec.json.encode(summary).decode(), kind, number, phase),
             )
             db.execute(
-                "DELETE FROM answers WHERE kind=? AND number<=?", (kind, number - EXCHANGES_KEPT)
+                "DELETE FROM answers WHERE kind=? AND number<=?",
+                (kind, number - KEPT_OF_KIND.get(kind, EXCHANGES_KEPT)),
             )
 
 

@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 
 from fleetlearn_protocol.errors import FleetError
+from fleetlearn_protocol.paths import in_home
+from fleetlearn_protocol.secure.roster import RosterError, read_roster
 
 from fleetlearn_device.doctor.finding import Finding, Findings
 from fleetlearn_device.driver.signatures import public_key_of
@@ -28,6 +30,12 @@ def check_secure(demands: SecureDemands, folder: Path) -> Findings:
     except StateError:  # check_state has said so
         return
     if demands == NO_SECURE_DEMANDS and key is None:
+        return
+    try:
+        if demands.roster is not None:
+            read_roster(in_home(demands.roster))
+    except RosterError as error:
+        yield Finding(WHAT, "bad", error.text, "change the file, or secure.roster in the settings")
         return
     try:
         check_secure_demands(demands)

@@ -63,7 +63,7 @@ from fleetlearn_device.storage.status import DeviceStatus
 from fleetlearn_device.storage.trusted_keys import write_trusted_keys
 from fleetlearn_device.training.algorithms import UnsupportedError
 from fleetlearn_device.training.secure_update import mask_pending
-from fleetlearn_device.training.train import StoppedError
+from fleetlearn_device.training.train import StoppedError, TrainingError
 from fleetlearn_device.training.trainer import FinishedUpdate, Trainer
 
 OWN_PAUSE = Pause(("pause",), "its owner paused it")
@@ -418,7 +418,7 @@ class Driver:
                 )
         except StateError as error:
             self._abandon(error)
-        except (BundleError, UnsupportedError, MemoryError) as error:
+        except (BundleError, TrainingError, MemoryError) as error:
             text, code = in_one_line(error), failure_of(error).code
             self.post(lambda: self._session.unusable(task.task, text, code))
         else:

@@ -13,6 +13,7 @@ from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
 from fleetlearn_device.storage.errors import CacheFullError, DiskFullError, StateError
 from fleetlearn_device.training.algorithms import UnsupportedError
+from fleetlearn_device.training.pairwise_sessions import LostSessionError, UntrustedError
 from fleetlearn_device.training.train import (
     BadValuesError,
     DivergedError,
@@ -44,6 +45,8 @@ FAILURES: dict[type, Failure] = {
     NoExamplesError: Failure("bad-data"),  # there may be some next time
     KilledError: Failure("killed"),
     UnsupportedError: Failure("unsupported"),
+    UntrustedError: Failure("untrusted"),
+    LostSessionError: Failure("killed"),
     MemoryError: Failure("out-of-memory"),
     FleetError: Failure("bad-bundle"),
     Exception: Failure("runtime-error"),

@@ -60,10 +60,11 @@ def _unknown_masking(task: Task, secure: SecureTask | None, *, can_mask: bool) -
     masked = "the task asks for a masked update"
     if not can_mask:
         return f"{masked}: {SECURE_NEEDS}"
-    if secure.mode != "helper":
-        return f'{masked} in the mode "{secure.mode}"; this device knows helper'
-    if secure.helper is None:
+    if secure.mode == "helper" and secure.helper is None:
         return f"{masked} in the mode helper, and names no helper's key"
+    if secure.mode == "pairwise" and (secure.session is None or secure.least_factor is not None):
+        lacking = "names no session" if secure.session is None else "may count it for less later"
+        return f"{masked} in the mode pairwise, and {lacking}"
     if task.local_noise is not None:
         return (
             f"{masked} with noise before it (`local_noise`): noise has no largest element, and a "

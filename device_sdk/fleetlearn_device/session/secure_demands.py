@@ -32,6 +32,10 @@ class SecureDemands(NamedTuple):
     least_factor: float | None = None
     """The smallest part of itself that an update may count for because it is late: a task that
     allows less is given back. None: what the task says."""
+    roster: str | None = None
+    """The path of a file of devices with their public keys (lines of ``public-key``): pairwise
+    masks are agreed on with these alone, whose keys must be signed. None: with anybody that the
+    coordinator names."""
 
 
 NO_SECURE_DEMANDS = SecureDemands()

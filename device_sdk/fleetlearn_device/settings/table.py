@@ -381,6 +381,14 @@ SETTINGS: tuple[Setting, ...] = (
         name="min-factor",
         unset="what the task says",
     ),
+    Setting(
+        "secure.roster",
+        path("FILE"),
+        None,
+        "devices, with their keys, that pairwise masks may be agreed on with",
+        name="roster",
+        unset="any that the coordinator names",
+    ),
     Setting("log.level", choice("debug", "info", "warning", "error"), "info", "what is logged"),
     Setting(
         "log.format", choice("text", "json"), "text", "how each line is written; json: for programs"

@@ -20,6 +20,7 @@ from fleetlearn_device.storage.device_key import device_key
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.unmasked import UnmaskedUpdate, report_of_unmasked
 from fleetlearn_device.training.algorithms import UnsupportedError
+from fleetlearn_device.training.pairwise_sessions import PairwiseSessions
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -97,14 +98,19 @@ def masked_report(
     share: float,
     factor: float,
     directory: StateDirectory,
+    sessions: PairwiseSessions | None = None,
 ) -> MaskedReport:
     """Mask an update, with a new seed, and return its report. An update is masked once.
 
     report: what is reported beside the parts. update: float32, (P,), clipped. share: its weight.
-    factor: what its staleness leaves of it. Makes the device's key where there is none. Raises
-    UnsupportedError, StateError.
+    factor: what its staleness leaves of it. sessions: in which masks are agreed on, for tasks of
+    that mode. Makes the device's key where there is none. Raises UnsupportedError, StateError, and
+    what ``PairwiseSessions.masked`` raises.
     """
     masking = import_masking()
+    if task.secure is not None and task.secure.mode == "pairwise":
+        assert sessions is not None  # such an update is never masked later
+        return _masked_in_pairs(task, report, _words(task, update, share, factor), sessions)
     from fleetlearn_protocol.secure.about import about_update
     from fleetlearn_protocol.secure.task_terms import terms_of, update_of
 
@@ -115,6 +121,16 @@ def masked_report(
     part = MASKED.part(UPDATE, upload.content)
     masked = {"parts": (part,), "sealed": upload.sealed, "signature": upload.signature}
     return MaskedReport(msgspec.structs.replace(report, **masked), upload.content)
+
+
+def _masked_in_pairs(
+    task: Task, report: Report, words: Words, sessions: PairwiseSessions
+) -> MaskedReport:
+    from fleetlearn_protocol.formats.masked import words_to_bytes
+
+    content = words_to_bytes(sessions.masked(task, words))
+    report = msgspec.structs.replace(report, parts=(MASKED.part(UPDATE, content),))
+    return MaskedReport(report, content)
 
 
 def mask_pending(directory: StateDirectory, task_id: str, factor: float) -> Report:

@@ -30,6 +30,7 @@ from fleetlearn_protocol.messages import (
     VectorReference,
     encode,
 )
+from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE, PairwiseAnswer
 from fleetlearn_protocol.vector import Vector, digest
 
 from fleetlearn_device.limits.memory import MemoryCeiling
@@ -52,6 +53,7 @@ from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.local_noise import withheld
 from fleetlearn_device.training.newest_model import NewestModel
 from fleetlearn_device.training.own_model import write_own_model
+from fleetlearn_device.training.pairwise_sessions import ANY, NeighbourRules, PairwiseSessions
 from fleetlearn_device.training.progress import Checkpoint, Progress, read_checkpoint
 from fleetlearn_device.training.secure_update import (
     check_helper,
@@ -131,13 +133,15 @@ class Trainer:
         hold_out: float = 0.0,
         pacing: Pacing | None = None,
         ceiling: MemoryCeiling | None = None,
+        owner: NeighbourRules = ANY,
     ) -> None:
         """feature_cache: most bytes of features that are kept; 0: whole models are trained.
         own_model: the file that each training replaces by the device's own model.
         checkpoint_every: least seconds of training between two checkpoints; 0: there are none.
         newest: takes the shared models into use. None: none is. hold_out: share of the examples
         that is measured on and not trained on; 0: each new model is taken.
-        pacing: says how long to rest after each batch. ceiling: the memory that may be used."""
+        pacing: says how long to rest after each batch. ceiling: the memory that may be used.
+        owner: what the device's owner wants of sessions in which masks are agreed on."""
         self.kind: Kind = kind
         self.own_model = own_model
         self.from_features = (
@@ -171,6 +175,7 @@ class Trainer:
         self._check_memory: Callable[[], None] = lambda: None
         """Raises MemoryError where the process has more memory than it may."""
         self._directory = directory
+        self._sessions = PairwiseSessions(directory.device, directory.path, owner)
         self._contents, self._outbox = directory.contents, directory.outbox
         self._kept_states, self._tied_vectors = directory.kept_states, directory.tied_vectors
         self._starts = directory.training_starts
@@ -258,6 +263,10 @@ class Trainer:
             if data.held_out is None:
                 self.counted = evaluation.examples
         return evaluation
+
+    def agree_on_masks(self, task: Question, seconds: float) -> PairwiseAnswer:
+        """Return what the device says in the session of a round."""
+        return self._sessions.answer(task)
 
     @contextmanager
     def _counted_start(self, task_id: str, counted: int = 0) -> Iterator[None]:
@@ -446,7 +455,7 @@ class Trainer:
             later = unmasked_update(task, report, content, share)
             return later.report, (content,), later
         update = FLOAT32.decode(content)
-        made = masked_report(task, report, update, share, 1.0, self._directory)
+        made = masked_report(task, report, update, share, 1.0, self._directory, self._sessions)
         return made.report, (made.content,), None
 
     def _offer(
@@ -522,6 +531,8 @@ class Trainer:
         UnsupportedError where its update cannot be masked: before its model is fetched."""
         if isinstance(task, Task):
             check_helper(task)
+            if task.secure is not None and task.secure.mode == "pairwise":
+                self._sessions.check(task)
         if self._ceiling is None or task.bundle is None:
             return
         opened = self._opened is not None and self._opened[0].sha256 == task.bundle
@@ -657,6 +668,7 @@ def _warn_of_checkpoint(task: Task, what: str) -> None:
 
 ANSWERS: dict[str, Callable[[Trainer, Question, float], msgspec.Struct]] = {
     EVALUATION: Trainer.evaluate,
+    PAIRWISE: Trainer.agree_on_masks,
 }
 """Kind of question -> the function that works out the reply's content, in at most this many
 seconds. Where that takes long, the function looks at ``Trainer.halt`` meanwhile."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fleetlearn_coordinator.secure.helper_roster import RosterError, read_roster
 from fleetlearn_coordinator.secure.helper_settings import (
     HelperFileError,
     HelperSettings,
     helper_file,
 )
+from fleetlearn_protocol.secure.roster import RosterError, read_roster
 from helper_fleet import fleet, write_roster
 
 TLS = '[tls]\ncertificate = "c.pem"\nkey = "k.pem"\n'

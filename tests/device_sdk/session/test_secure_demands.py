@@ -154,7 +154,11 @@ def test_what_an_update_may_count(factor: float, good: bool) -> None:
         (changed(parts={"update": "masked", "buffers": "float32"}), "for the part buffers"),
         (changed(parts={"update": "float32"}), "for it as float32; expected masked"),
         (changed(parts={"update": "topk-0.01"}), "for it as topk-0.01; expected masked"),
-        (secure(mode="pairwise", helper=None), 'in the mode "pairwise"; this device knows helper'),
+        (secure(mode="pairwise", helper=None), "in the mode pairwise, and names no session"),
+        (
+            secure(mode="pairwise", helper=None, session="00" * 32, least_factor=0.5),
+            "in the mode pairwise, and may count it for less later",
+        ),
         (secure(helper=None), "names no helper's key"),
         (
             secure(minimum=4097),

@@ -46,6 +46,8 @@ class ExchangeRecords:
         """For each exchange of the series, in order: device -> the content of its reply."""
         self.request: str | None = None
         """The name of the request for the next series, if somebody asks for one."""
+        self.rows: list[Row] = []
+        """What is to be written at this start."""
         self.answered: str | None = None if last is None else last.request
         """The name of the request that was carried out last."""
         for phase in () if last is None else last.phases:
@@ -110,7 +112,7 @@ class ExchangeRecords:
                 summary = {"devices": answers, **self.summary(valid=valid), "dropped": dropped}
                 return ExchangeEnded(kind, number, phase, outcome, summary, at)
 
-    def answer_row(self, message: Reply) -> Row:
+    def answer_row(self, device: str, message: Reply) -> Row:
         """Return the row that makes an answer durable. ``keep`` follows. Raises ProtocolError
         (bad-message) where the answer is none of this kind."""
         return AnswerAccepted(message.task, msgspec.json.encode(content_of(message)))

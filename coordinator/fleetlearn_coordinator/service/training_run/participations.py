@@ -41,6 +41,8 @@ def take_up_participations(
     if rules.secure is not None:
         signed = f"{training_digest(task)} of {task.bundle}, {task.secure}"
         digest = f"{digest or 'not private'}, masked: {tuple(rules.secure)}, {signed}"
+    if engine.settings.pairwise is not None:
+        digest = f"{digest}, neighbours: {engine.settings.pairwise.graph}"
     if ledger.get(RULES) != digest:
         rows.append(Metadata(RULES, digest))
         if ledger.last_round():

@@ -20,6 +20,7 @@ import msgspec
 from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 from fleetlearn_protocol.errors import Code, many
 from fleetlearn_protocol.messages import Held
+from fleetlearn_protocol.secure.pairwise_messages import UNMASKING
 
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
@@ -138,6 +139,19 @@ class PrivateBudget:
                 extra=said("privacy-sum-seen", round=number, epsilon=self.account.epsilon),
             )
         return self._abandoned[1]
+
+    def begin_unmasking(self, number: int, phase: int, engine: Engine) -> None:
+        """An exchange of this round's pairwise masks begins, or goes on after a restart. Once
+        devices are asked to unmask the sum, somebody may see it whatever becomes of the round: the
+        engine must count the round where it is abandoned, if that spends."""
+        if self.account is None:
+            return
+        self.seen = number if phase == UNMASKING else None
+        limit = self.limit
+        if limit is not None and self.seen is not None:
+            spends = self.account.spends_abandoned(seen=True)
+            limit = limit._replace(abandoned=limit.abandoned or spends)
+        engine.settings = engine.settings._replace(budget=limit)
 
     def give_up(self, number: int, engine: Engine) -> None:
         """The engine is about to give this round up: if that spends more than it counts by itself,

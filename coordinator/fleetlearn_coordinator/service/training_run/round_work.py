@@ -117,11 +117,16 @@ class RoundWork:
         return heard
 
     def begin_commit(
-        self, number: int, summary: dict[str, Any], now: Clocks, masks: Words | None = None
+        self,
+        number: int,
+        summary: dict[str, Any],
+        now: Clocks,
+        masks: Words | Callable[[], Words] | None = None,
     ) -> None:
         """The round of this number is closed: the work after its last update's makes the model.
         ``summary``: the round's, as ``OpenRound.summary`` returned it, with what the run adds.
-        ``masks``: the sum of the updates' masks, where they have some, uint32, (P + 1,).
+        ``masks``: the sum of the updates' masks, where they have some, uint32, (P + 1,), or what
+        puts it together, as ``RoundToCommit`` has it.
 
         The work changes nothing of the run, and while the engine is committing nothing changes that
         it reads."""

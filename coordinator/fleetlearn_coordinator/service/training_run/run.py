@@ -9,12 +9,15 @@ bits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
+import msgspec
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.messages import Reply, Report
+from fleetlearn_protocol.messages import UPDATE, Reply, Report, SecureTask
 from fleetlearn_protocol.secure.fixed_point import Words
+from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE, UNMASKING
 
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.plan import Plan
@@ -55,6 +58,7 @@ from fleetlearn_coordinator.service.training_run.exchange_records import Exchang
 from fleetlearn_coordinator.service.training_run.finish import finish_rows, met_before
 from fleetlearn_coordinator.service.training_run.load_state import load_or_begin
 from fleetlearn_coordinator.service.training_run.mask_sum import MaskSums, helper_address
+from fleetlearn_coordinator.service.training_run.pairwise_records import PairwiseRecords
 from fleetlearn_coordinator.service.training_run.participations import take_up_participations
 from fleetlearn_coordinator.service.training_run.plan_changes import look_at_plan
 from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget, summary_of
@@ -80,6 +84,7 @@ from fleetlearn_coordinator.storage.store import Store
 
 EXCHANGE_RECORDS: dict[str, Callable[[Plan, RoundRules, Store], ExchangeRecords]] = {
     EVALUATION: EvaluationRecords,
+    PAIRWISE: PairwiseRecords,
 }
 """Kind of exchange -> what makes a run's records of it."""
 
@@ -166,17 +171,20 @@ class Run:
                 self.engine,
                 self.reports,
                 self.budget,
-                self.models.digest_of,
+                self.models.sent_digest,
                 self.log,
                 self._make_model,
                 self.record,
             )
         self.exchanges: dict[str, ExchangeRecords] = {}
         """Kind of exchange -> what is recorded of it."""
-        for kind, records_of in EXCHANGE_RECORDS.items():
-            records = self.exchanges[kind] = records_of(plan, rules, store)
+        for kind in self.engine.exchanges:
+            records = self.exchanges[kind] = EXCHANGE_RECORDS[kind](plan, rules, store)
             if records.saved is not None:
                 self.engine.restore_exchange(kind, records.saved, now.engine)
+                if kind == PAIRWISE:
+                    saved = records.saved
+                    self._begin_pairwise(saved.number, saved.phase, saved.members)
             self.engine.exchanges[kind].requested = records.look_for_request()
         self.finished: str | None = None
         """Why training is over, or None."""
@@ -188,7 +196,22 @@ class Run:
         if finish is not None:
             self.engine.phase, self.engine.finishing = Phase.FINISHED, finish
         finished = self._finish(None if self.engine.ends_with_exchanges else finish)
-        self.store.write([row, *self.budget.rows, *participations, *finished])
+        begun = [each for records in self.exchanges.values() for each in records.rows]
+        self.store.write([row, *self.budget.rows, *participations, *begun, *finished])
+
+    @property
+    def pairwise(self) -> PairwiseRecords | None:
+        """The sessions in which devices agree on masks; None: they do not."""
+        found = self.exchanges.get(PAIRWISE)
+        return found if isinstance(found, PairwiseRecords) else None
+
+    def secure_of(self, device: str) -> SecureTask | None:
+        """Return how this device of the open round masks its update; None: it does not."""
+        secure, pairwise = self.tasks.secure, self.pairwise
+        if secure is None or pairwise is None:
+            return secure
+        session, shares = pairwise.session, pairwise.sealed_for(device)
+        return msgspec.structs.replace(secure, session=session, shares=shares)
 
     @property
     def where(self) -> str:
@@ -219,11 +242,13 @@ class Run:
         sums = self.mask_sums
         is_closed = (lambda round: False) if sums is None else sums.is_closed
         restored, given_up = take_up_rounds(self.store, self.reports, oldest, self.log, is_closed)
+        heard: list[Command] = []
         if given_up is not None:
             self._give_up(given_up, now)
+            if (beside := self.engine.round_exchanges) is not None:
+                heard += self.record(beside.give_up("its round is given up"), now)
         if restored is None:
-            return []
-        heard: list[Command] = []
+            return heard
         for command in self.record(self.engine.restore(restored, now.engine), now):
             heard += self.commit(command, now) if isinstance(command, Commit) else [command]
         return heard
@@ -302,7 +327,7 @@ class Run:
         """Make what a device answered in an exchange durable. The caller then tells the device and
         calls ``engine.count_answer``. Raises ProtocolError (bad-message)."""
         records = self.exchanges[message.kind]
-        self.store.write([records.answer_row(message)])
+        self.store.write([records.answer_row(device, message)])
         records.keep(device, message)
         self.observers.tell([AnswerSaved(device, message)])
 
@@ -323,6 +348,8 @@ class Run:
             events.append(command)
             match command:
                 case ExchangeOpened() | Ask() | Unanswered() | ExchangeClosed():
+                    if isinstance(command, ExchangeOpened) and command.kind == PAIRWISE:
+                        self._begin_pairwise(command.number, command.phase, command.members)
                     row = self.exchanges[command.kind].row_of(command, now.wall)
                     if row is not None:
                         rows.append(row)
@@ -372,11 +399,27 @@ class Run:
         their masks comes first. Returns the engine's next commands, as ``record`` does."""
         if self.mask_sums is not None:
             return self.mask_sums.begin(command, now)
-        self._make_model(command, None, now)
+        masks = None
+        if (pairwise := self.pairwise) is not None:
+            version = self.engine.version
+            model = self.models.sent_digest(version)
+            task = pairwise.task_of(self.tasks.shared(version), model)
+            words = self.bundle.manifest.elements_of(UPDATE) + 1  # the weight is the last one
+            masks = partial(pairwise.masks, task, words, self.log)
+        self._make_model(command, masks, now)
         return []
 
-    def _make_model(self, command: Commit, masks: Words | None, now: Clocks) -> None:
+    def _make_model(
+        self, command: Commit, masks: Words | Callable[[], Words] | None, now: Clocks
+    ) -> None:
         self.work.begin_commit(command.round, self._summary(command.dropped, now), now, masks)
+
+    def _begin_pairwise(self, number: int, phase: int, members: Collection[str] | None) -> None:
+        """An exchange of this round's pairwise masks begins, or was the last one before a restart.
+        Devices that are asked to unmask a sum let no other one of this model be unmasked."""
+        self.budget.begin_unmasking(number, phase, self.engine)
+        if phase == UNMASKING:
+            self.engine.spend(members or ())
 
     def commit(self, command: Commit, now: Clocks) -> list[Command]:
         """Commit at once, in this thread, unless the sum of masks has to come first."""

@@ -6,12 +6,13 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 import numpy as np
+from fleetlearn_protocol.encodings import FLOAT16
 from fleetlearn_protocol.messages import MODEL
 from fleetlearn_protocol.vector import Vector, digest
 
 from fleetlearn_coordinator.aggregation import adaptive_mu
 from fleetlearn_coordinator.aggregation.model_state import ModelState
-from fleetlearn_coordinator.aggregation.sent_models import Forms, make_forms
+from fleetlearn_coordinator.aggregation.sent_models import Forms, half_of, make_forms
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.store import Store
@@ -34,6 +35,8 @@ class RunModels:
         self._beside: dict[int, Mapping[str, str]] = {}
         """Version -> SHA-256 of the vectors beside its model, by name, for some versions from the
         oldest in use on."""
+        self._half: dict[int, str] = {}
+        """Version -> SHA-256 of its model as float16, of some earlier ones."""
         self._mu: dict[int, float] = {}
         """Version -> the mu of the tasks that begin from it, or from a later one up to the next
         here."""
@@ -50,6 +53,18 @@ class RunModels:
         made = self._store.model_made(version)
         assert made is not None
         return made.sha256
+
+    def sent_digest(self, version: int) -> str:
+        """Return the SHA-256 of a version's model as devices have it that know every encoding, as
+        those do that mask their updates."""
+        if self._plan.encoding.down != FLOAT16.name:
+            return self.digest_of(version)
+        if version == self.newest.version:
+            return self.forms.half or self.newest.digest
+        if version not in self._half:
+            half = half_of(self.load_model(version))
+            self._half[version] = self.digest_of(version) if half is None else digest(half)
+        return self._half[version]
 
     def digests_of(self, version: int, beside: Collection[str]) -> dict[str, str]:
         """Return the SHA-256 of a version's model and of the vectors ``beside`` it, by name. Of a
@@ -98,6 +113,11 @@ class RunModels:
         if oldest is not None:
             kept = {number: each for number, each in self._beside.items() if number >= oldest}
         self._beside = {**kept, newest.version: newest.vector_digests}
+        self._half = (
+            {}
+            if oldest is None
+            else {number: each for number, each in self._half.items() if number >= oldest}
+        )
 
     def free(self) -> None:
         """Let the newest model, and all that is as large, be freed now."""

@@ -82,8 +82,9 @@ class RoundToCommit:
     """Device -> its last task whose report counts, where devices keep tied vectors."""
     account: PrivacyAccount | None = None
     """What a private run has spent before this release."""
-    masks: Words | None = None
-    """The sum of the masks of the round's updates, where they have some, uint32, (P + 1,)."""
+    masks: Words | Callable[[], Words] | None = None
+    """The sum of the masks of the round's updates, where they have some, uint32, (P + 1,), or what
+    puts it together. That raises UnmaskError."""
 
 
 class ModelWriter:
@@ -106,7 +107,8 @@ class ModelWriter:
         diverged), StoreError (the disk is full), OSError."""
         number = decided.number
         try:
-            state, summary = round.commit(number, decided.summary, decided.base, decided.masks)
+            masks = decided.masks() if callable(decided.masks) else decided.masks
+            state, summary = round.commit(number, decided.summary, decided.base, masks)
         except UnmaskError as error:
             return NotUnmasked(decided.summary["dropped"], str(error))
         account = None if decided.account is None else decided.account.after_release()

@@ -1,4 +1,5 @@
-"""The list of devices that a helper's operator lets in."""
+"""Lists of devices and their own public keys: those that a helper's operator lets in, and those
+that a device or a coordinator lets be neighbours."""
 
 from __future__ import annotations
 
@@ -7,8 +8,7 @@ from pathlib import Path
 
 from fleetlearn_protocol.errors import Code, FleetError, in_words
 
-from fleetlearn_coordinator.network.gate import NAME
-
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 KEY = r"[0-9a-f]{64}"
 
 
