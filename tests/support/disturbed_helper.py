@@ -594,13 +594,10 @@ class Rehearsal:
             raise BrokenPromiseError(f"the sum of round {row.number} is not the updates' sum")
 
     def _check_why(self, row: RoundRow) -> None:
-        """A round is abandoned because too few updates could be added up, and for nothing else. (A
-        set that was answered is not answered again once a device of it is revoked.)"""
+        """A round is abandoned because too few updates could be added up, and for nothing else."""
         bad = self.revoked | self._forgers()
         tasks = {task: sent.report.device for task, sent in row.accepted.items()}
         good = [task for task, device in tasks.items() if device not in bad]
-        if any(self.seeds[task] in members for members in self._sets for task in tasks) and bad:
-            return
         if len(good) >= self.minimum:
             raise BrokenPromiseError(
                 f"round {row.number} was abandoned with {len(good)} good updates: {row.why}"

@@ -48,10 +48,11 @@ class Tab:
         self._ask("browsingContext.reload", context=self._context, wait="complete")
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression of JavaScript, which must be one that JSON has."""
+        """Return the value of an expression of JavaScript, or of its promise, which must be one
+        that JSON has."""
         found = self._ask(
             "script.evaluate",
-            expression=f"JSON.stringify({expression})",
+            expression=f"Promise.resolve({expression}).then(JSON.stringify)",
             target={"context": self._context},
             awaitPromise=True,
         )

@@ -196,12 +196,12 @@ class HelperMachine(RuleBasedStateMachine):
     def _is_allowed(self, members: frozenset[Masked]) -> bool:
         first = next(iter(members))
         devices = {each.device for each in members}
-        if not devices <= {*DEVICES} - self.revoked:
-            return False
         if len(devices) < max(MINIMUM, first.minimum):
             return False
         if members in self.answers:
-            return True
+            return True  # also where a device was revoked since
+        if not devices <= {*DEVICES} - self.revoked:
+            return False
         if self.sizes.get(first.run, first.size) != first.size:
             return False
         return not _counted([*members]) & _counted(_all(self.answers)) and (

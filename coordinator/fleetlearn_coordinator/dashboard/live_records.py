@@ -117,8 +117,8 @@ class About(Struct, kw_only=True):
     """The metric whose ``target`` ends training. None: none does."""
     target: float | None
     private: Literal["none", "noised"] | UnsetType = UNSET
-    """Of a run with differential privacy: whether what devices measure is kept from everybody, or
-    shown with noise."""
+    """Of a run with differential privacy or secure aggregation: whether what devices measure is
+    kept from everybody, or shown with noise."""
 
 
 class ExchangeGlance(Struct):

@@ -85,6 +85,13 @@ class PlanKeys(Section, frozen=True, kw_only=True):
         return self.privacy is not None or self.secure is not None
 
     @property
+    def hidden_metrics(self) -> Literal["none", "noised"] | None:
+        """What people see of what devices measure: none of it, or with noise. None: all of it."""
+        if self.privacy is not None:
+            return self.privacy.metrics
+        return None if self.secure is None else "none"
+
+    @property
     def most_updates_of_a_device(self) -> int | None:
         """How many updates of one device count in a round at most. None: any number."""
         rule = self.round

@@ -486,7 +486,11 @@ class Engine(EngineState):
 
     def _count_abandoned(self) -> None:
         budget = self.settings.budget
-        self.releases += budget is not None and budget.abandoned
+        if budget is None:
+            return
+        self.releases += budget.abandoned
+        if budget.if_abandoned is not None:
+            self.settings = self.settings._replace(budget=budget.if_abandoned)
 
     def _begin_exchanges(self, now: float) -> list[Command]:
         """Open the exchanges that are due. A run that is to finish does so after the last one."""

@@ -71,6 +71,8 @@ class ReleaseBudget(NamedTuple):
     """Why training is over once they are: the rule ``privacy budget``."""
     abandoned: bool = False
     """Whether abandoned rounds count as well: each update was seen as it was sent."""
+    if_abandoned: ReleaseBudget | None = None
+    """The budget once the open round is abandoned, where that leaves fewer rounds. None: this."""
 
 
 class Settings(NamedTuple):

@@ -34,7 +34,7 @@ from fleetlearn_coordinator.rounds.commands import (
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook, Terms
 from fleetlearn_coordinator.rounds.pace import Pace
 from fleetlearn_coordinator.rounds.random_draws import task_seeds
-from fleetlearn_coordinator.rounds.reliability import DOUBT
+from fleetlearn_coordinator.rounds.reliability import DOUBT, MAX_LEVEL
 from fleetlearn_coordinator.rounds.selection import Selection
 from fleetlearn_coordinator.rounds.settings import Settings
 
@@ -277,12 +277,13 @@ class TrainingTasks:
             self.pace.free(there)
 
     def leave_out(self, tasks: Iterable[str], cause: str, round: int) -> list[Ended]:
-        """Reports of the closed round count no more. Their devices are in doubt, so that others
-        come first."""
+        """Reports of the closed round count no more. All others come before their devices, also
+        those that are in doubt: a report that is left out each time clears its device of doubt
+        before."""
         ended = list[Ended]()
         for task in tasks:
             device = self.book.accepted.pop(task)
-            self.selection.reliability.fail(device, DOUBT)
+            self.selection.reliability.fail(device, DOUBT * MAX_LEVEL)
             ended.append(Ended(device, task, round, cause))
         return ended
 

@@ -71,7 +71,11 @@ class Helper:
         Raises NotAddedError; FleetError where they cannot be written."""
         check_bounds(asked, self.card.key, self._bounds)
         with closing(HelperStore(self._path)) as store:
-            check_signatures(asked, store.keys(each.device for each in asked.reports))
+            # Of this very set the sum may be known already: a device that was revoked since changes
+            # nothing of that, and the other devices' updates would be lost.
+            answered = store.was_answered(asked)
+            names = (each.device for each in asked.reports)
+            check_signatures(asked, store.keys(names, also_revoked=answered))
             seeds = open_seeds(asked, self._private)
             with store.transaction():
                 new = decide(asked, seeds, store.on_record(asked, seeds))

@@ -100,12 +100,16 @@ class HelperStore:
         with self._database.transaction():
             yield
 
+    def was_answered(self, asked: MaskSumRequest) -> bool:
+        """Return whether this very set is on record."""
+        statement = "SELECT 1 FROM sets WHERE digest = ?"
+        return self._database.execute(statement, (asked.digest(),)).fetchone() is not None
+
     def on_record(self, asked: MaskSumRequest, seeds: Sequence[bytes]) -> OnRecord:
         """Return what is known of the things that a request names. ``seeds``: in the order of its
         reports."""
         read = self._database.execute
         run = read("SELECT bundle, size FROM runs WHERE run = ?", (asked.run,)).fetchone()
-        answered = read("SELECT 1 FROM sets WHERE digest = ?", (asked.digest(),)).fetchone()
         names = [seed_name(seed) for seed in seeds]
         used = self._found("SELECT 1 FROM seeds WHERE name = ?", ((name,) for name in names))
         taken = self._found(
@@ -113,7 +117,7 @@ class HelperStore:
         )
         return OnRecord(
             None if run is None else RunOnRecord(*run),
-            answered is not None,
+            self.was_answered(asked),
             {name for name, there in zip(names, used, strict=True) if there},
             {each.device for each, there in zip(asked.reports, taken, strict=True) if there},
         )
@@ -136,12 +140,13 @@ class HelperStore:
 
     # Devices
 
-    def keys(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Return the keys of those of these devices that are enrolled, and not revoked."""
-        statement = "SELECT key FROM devices WHERE name = ? AND revoked IS NULL"
+    def keys(self, names: Iterable[str], *, also_revoked: bool = False) -> dict[str, bytes]:
+        """Return the keys of those of these devices that are enrolled, and not revoked, or
+        ``also_revoked``."""
+        statement = "SELECT key FROM devices WHERE name = ? AND (revoked IS NULL OR ?)"
         found = {}
         for name in names:
-            if row := self._database.execute(statement, (name,)).fetchone():
+            if row := self._database.execute(statement, (name, also_revoked)).fetchone():
                 found[name] = row[0]
         return found
 

@@ -177,7 +177,7 @@ def about_plan(plan: Plan) -> dict[str, Any]:
         "rounds": stop.rounds,
         "metric": stop.metric,
         "target": stop.target if stop.metric is not None else None,
-        **({} if plan.privacy is None else {"private": plan.privacy.metrics}),
+        **({} if plan.hidden_metrics is None else {"private": plan.hidden_metrics}),
     }
 
 

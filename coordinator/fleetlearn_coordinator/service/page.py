@@ -103,7 +103,7 @@ class PublicStatus:
             "reports": now.accepted,
             "goal": plan.round.goal,
             "connected": now.connected,
-            "private": None if plan.privacy is None else plan.privacy.metrics,
+            "private": plan.hidden_metrics,
             "history": self._history,
         }
 

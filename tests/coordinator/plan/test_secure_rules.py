@@ -9,6 +9,7 @@ import pytest
 from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.secure_rules import SECURE_RULES
+from fleetlearn_coordinator.service.live_run import about_plan
 from fleetlearn_protocol.manifest import Parameter
 from plans import PAIRWISE, PRIVATE, SECURE, SMALL, manifest
 
@@ -174,3 +175,11 @@ def test_with_privacy_the_noise_is_for_the_norm_that_devices_clip_to() -> None:
 def test_plans_of_both_modes_are_served() -> None:
     parse(f"{SMALL}{SECURE}").check_against(SGD)
     parse(f"{SMALL}minimum = 4\n{PAIRWISE}").check_against(SGD)
+
+
+def test_people_see_nothing_of_what_devices_of_a_masked_run_measure() -> None:
+    """The page of the devices' owners and the live page say so, and offer no evaluation."""
+    assert parse(SMALL).hidden_metrics is None
+    assert parse(f"{SMALL}{SECURE}").hidden_metrics == "none"
+    assert about_plan(parse(f"{SMALL}{SECURE}"))["private"] == "none"
+    assert "private" not in about_plan(parse(SMALL))

@@ -163,6 +163,20 @@ def test_abandoned_rounds_count_where_updates_are_seen_as_they_are_sent(counts: 
     assert engine.releases == 2 * counts
 
 
+def test_an_abandoned_round_may_leave_fewer_than_it_counts() -> None:
+    """Seven releases are left, and none once the open round is abandoned."""
+    spent = Finish("the privacy budget is spent", "privacy budget", 7.96, 8.0)
+    after = ReleaseBudget(releases=1, spent=spent)
+    budget = ReleaseBudget(releases=7, spent=spent, abandoned=True, if_abandoned=after)
+    engine, _ = started("ab", SETTINGS._replace(budget=budget))
+    assert engine.tick(SETTINGS.deadline)[-1] == spent
+    assert engine.settings.budget == after
+    engine, _ = started("ab", SETTINGS._replace(budget=budget._replace(if_abandoned=None)))
+    assert of_type(engine.tick(SETTINGS.deadline), Opened) == [Opened(2)]
+    engine, _ = started("ab", SETTINGS._replace(budget=budget))
+    assert of_type(release(engine, 1.0), Opened) == [Opened(2)], "a release is counted as one"
+
+
 def test_a_snapshot_has_the_releases() -> None:
     engine, tasks = started()
     engine.releases = 4

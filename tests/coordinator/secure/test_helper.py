@@ -411,6 +411,23 @@ def test_the_honest_rest_of_a_refused_set_is_answered(helper: Helper, database: 
     assert answered(helper, request).words == exact_sum(seeds_of(request), SIZE).tobytes()
 
 
+def test_a_set_is_answered_again_after_one_of_its_devices_was_revoked(
+    helper: Helper, database: Path
+) -> None:
+    """The coordinator may have lost the answer. Without this the other devices' updates of this
+    model would be lost with it: no seed is in two sets, and no device in two of one model."""
+    request = ordinary(terms_of(helper.card.key), DEVICES)
+    before = answered(helper, request)
+    with closing(HelperStore(database)) as store:
+        assert store.revoke(DEVICES[0].name, 3.0)
+    assert answered(helper, request) == before
+    reports = (msgspec.structs.replace(request.reports[0], signature=bytes(64)),)
+    forged = msgspec.structs.replace(request, reports=reports + request.reports[1:])
+    assert refused(helper, forged).name is RefusalName.BAD_SIGNATURE
+    later = ordinary(terms_of(helper.card.key), DEVICES, 2)
+    assert refused(helper, later).devices == (DEVICES[0].name,)
+
+
 def test_two_helpers_of_one_file_answer_one_of_two_sets(helper: Helper, database: Path) -> None:
     """Two processes were started by mistake, and are asked at the same time."""
     terms, other = terms_of(helper.card.key), Helper(database, BOUNDS)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from firefox import firefox
+from secure_tabs import KEY_IN_STORE, secure_tabs
 from web_page import fleet
 
 pytestmark = pytest.mark.slow
@@ -31,3 +32,17 @@ def test_a_page_that_is_loaded_again_in_training_goes_on(tmp_path: Path) -> None
         tab.reload()
         parts.finish()
         assert len(parts.site.names()) == 1
+
+
+def test_a_page_masks_its_updates_and_keeps_its_key(tmp_path: Path) -> None:
+    with secure_tabs(tmp_path) as parts, firefox(tmp_path) as tab:
+        tab.goto(parts.site.page)
+        tab.wait_for("globalThis.ownLine !== undefined")
+        line = parts.enrol(tab)
+        tab.reload()
+        tab.wait_for("globalThis.ownLine !== undefined")
+        parts.start()
+        parts.finish()
+        assert parts.reports() == [4, 4, 4]
+        assert tab.evaluate("ownLine()") == line
+        assert tab.evaluate(KEY_IN_STORE) == [False, "private"]

@@ -454,6 +454,30 @@ def test_a_restored_copy_asks_for_the_same_set_and_makes_the_same_model(
     assert models[0] == models[1]
 
 
+def test_a_buffer_that_the_helper_refuses_is_given_up_and_the_run_goes_on(
+    make_plan: PlanMaker, helper: CalledHelper
+) -> None:
+    """The third device's task goes on, and its report counts for the next buffer."""
+    settings = BUFFERED | secure_settings(helper)
+    settings |= {"round__goal": 2, "round__minimum": 2, "round__concurrency": 3}
+    plan = make_plan(**settings)
+    fleet = MaskedFleet(plan)
+    first, second, third = leases(fleet.check_in(*DEVICES))
+    helper.revoke(first.device)
+    fleet.report_masked(first, update_of(0.5))
+    fleet.report_masked(second, update_of(1.0))
+    fleet.report_masked(third, update_of(0.25))
+    (abandoned,) = [each for each in fleet.answer(helper) if isinstance(each, Abandon)]
+    assert "(unknown-device)" in abandoned.text
+    assert outcome(plan)[1]["dropped"] == {"rejected: helper-unknown-device": 1}
+    assert [*fleet.run.engine.accepted] == [third.task]
+    (again,) = [lease for lease in running(fleet) if lease.device == second.device]
+    fleet.report_masked(again, update_of(-0.5))
+    fleet.answer(helper)
+    assert fleet.run.engine.version == 1, "the refused set used no seed"
+    fleet.store.close()
+
+
 def test_a_late_report_that_is_carried_counts_in_the_next_set(
     make_plan: PlanMaker, helper: CalledHelper
 ) -> None:
