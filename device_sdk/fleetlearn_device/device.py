@@ -53,12 +53,14 @@ from fleetlearn_device.session.secure_demands import (
     NO_SECURE_DEMANDS,
     SecureDemands,
     check_secure_demands,
+    secure_refusal,
 )
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.states import Unmasked
 from fleetlearn_device.session.trust import Trusted
 from fleetlearn_device.storage.content_cache import cached_manifest
 from fleetlearn_device.storage.model_in_use import ModelInUse, ModelsInUse
+from fleetlearn_device.storage.outbox import Outbox
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.trusted_keys import checked_keys, trust_first
 from fleetlearn_device.storage.unmasked import UnmaskedUpdate
@@ -330,7 +332,7 @@ class Device:
             if self.privacy.participations is not None:
                 directory.update_counts.check()
             held = directory.outbox.load()
-            waits = directory.outbox.load_unmasked() if held is None else None
+            waits = None if held is not None else self._still_waits(directory.outbox)
             if held is not None or waits is not None:
                 # A process that died between the two left the checkpoint of a finished training.
                 directory.checkpoint.clear()
@@ -401,6 +403,17 @@ class Device:
             if quota is not None:
                 quota.undo()
             directory.close()
+
+    def _still_waits(self, outbox: Outbox) -> UnmaskedUpdate | None:
+        """Return the update that an earlier process did not mask yet. One that the owner's demands
+        forbid by now is dropped: its task is given back when the coordinator gives it again."""
+        waits = outbox.load_unmasked()
+        if waits is None or (refused := secure_refusal(self.secure, waits.task)) is None:
+            return waits
+        name = waits.task.task
+        log.warning("the update of task %s is dropped before it is masked: %s", name, refused.text)
+        outbox.drop(name)
+        return None
 
     async def _run(self, driver: Driver) -> None:
         if not self.tells_systemd:

@@ -334,6 +334,30 @@ def test_a_factor_below_the_promise_gives_the_task_back_and_nothing_is_masked(
     asyncio.run(test())
 
 
+def test_an_update_that_its_owner_forbids_by_now_is_not_masked(
+    served: Served, data: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was trained for a helper that the owner has stopped trusting since."""
+
+    async def test() -> None:
+        task = secure_task(served, "r1-1-1", LATE)
+        async with pair(served, data, tmp_path) as (coordinator, _):
+            line = await coordinator.line()
+            await line.check_in()
+            await line.say(task)
+            await line.answer_fetches(TaskFinished)
+        demands = SecureDemands(helper="0a" * 32)
+        async with pair(served, data, tmp_path, secure=demands) as (coordinator, _):
+            line = await coordinator.line()
+            assert (await line.check_in()).held is None
+            assert not list((tmp_path / "pending").iterdir())
+            await line.say(task)
+            assert (await line.expect(Failed)).code == "untrusted"
+        assert "is dropped before it is masked: the task names the helper" in caplog.text
+
+    asyncio.run(test())
+
+
 def test_an_update_that_was_accepted_and_is_back_is_forgotten(
     served: Served, data: Any, tmp_path: Path
 ) -> None:

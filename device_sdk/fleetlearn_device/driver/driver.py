@@ -409,7 +409,7 @@ class Driver:
         # gives the task back.
         await self._look(fresh=True)
         try:
-            self._trainer.check_fits(task)
+            await asyncio.to_thread(self._trainer.check_fits, task)  # it may import cryptography
             async with self._cache_lock:
                 trainer, look = self._trainer, self._contents.lacking
                 infer = trainer.needs_infer
