@@ -53,7 +53,6 @@ from fleetlearn_protocol.messages import (
 from fleetlearn_protocol.task_names import run_of
 from fleetlearn_protocol.versions import check_chosen
 
-from fleetlearn_device.session.abilities import PRIVACY, SECURE_PRIVACY, unsupported
 from fleetlearn_device.session.commands import (
     Close,
     Commands,
@@ -74,22 +73,23 @@ from fleetlearn_device.session.commands import (
     StoreChunk,
     Wanted,
 )
+from fleetlearn_device.session.demands_of_tasks import (
+    offered_exchanges,
+    said_of_privacy,
+    why_given_back,
+)
 from fleetlearn_device.session.history import History, Outcome
 from fleetlearn_device.session.pause import Pause
 from fleetlearn_device.session.privacy_demands import (
     NO_DEMANDS,
     PrivacyDemands,
-    refusal,
     told_of_failure,
-    why_once,
 )
 from fleetlearn_device.session.secure_demands import (
-    HARMLESS_KINDS,
     NO_SECURE_DEMANDS,
     GivenBack,
     SecureDemands,
     factor_refusal,
-    secure_refusal,
 )
 from fleetlearn_device.session.statement import NOTHING_STATED, Statement
 from fleetlearn_device.session.states import (
@@ -254,30 +254,15 @@ class Session:
             *known,
             held,
             **stated._asdict(),
-            exchanges=self._offered_exchanges(),
+            exchanges=offered_exchanges(self.exchanges, self.demands, self.secure_demands),
             algorithms=self.algorithms,
             encodings=(*FAMILIES, MASKED.name) if self.can_mask else FAMILIES,
             trusts=() if self.trusted is None else self.trusted.keys,
             newest_protocol=PROTOCOL_VERSION,
-            privacy=self._privacy(),
+            privacy=said_of_privacy(self.demands, self.secure_demands, can_mask=self.can_mask),
         )
         self._challenge = stated.challenge or ""
         return [Send(check_in)]
-
-    def _privacy(self) -> tuple[str, ...]:
-        """Return what the device can do for privacy, and what its owner demands."""
-        found = [*PRIVACY, *(SECURE_PRIVACY if self.can_mask else ())]
-        if self.demands.require:
-            found.append("required")
-        if self.secure_demands.require:
-            found.append("secure-required")
-        return tuple(found)
-
-    def _offered_exchanges(self) -> tuple[str, ...]:
-        """Return the kinds of questions that the device answers, as its owner allows it."""
-        if self.demands.require or self.secure_demands.require:
-            return tuple(kind for kind in self.exchanges if kind in HARMLESS_KINDS)
-        return self.exchanges
 
     def disconnected(self) -> Commands:
         """The connection is gone, or could not be opened."""
@@ -679,15 +664,14 @@ class Session:
 
     def _why_not(self, task: Task | Question) -> GivenBack | None:
         """Return why the device does not do a task; None if it does."""
-        if given_back := secure_refusal(self.secure_demands, task):
-            return given_back
-        lacking = refusal(self.demands, task, self.took_part(task.task))
-        if lacking is None:
-            known = task, self.algorithms, self.exchanges
-            lacking = unsupported(*known, can_mask=self.can_mask)
-        if lacking is None and self._was_made(task.task):
-            lacking = why_once(task)
-        return None if lacking is None else GivenBack("unsupported", lacking)
+        return why_given_back(
+            task,
+            self.demands,
+            self.secure_demands,
+            self.took_part(task.task),
+            known=(self.algorithms, self.exchanges, self.can_mask),
+            made=self._was_made(task.task),
+        )
 
     def _ask_what_it_counts(self) -> Commands:
         """Ask what the saved update counts, before it is masked."""

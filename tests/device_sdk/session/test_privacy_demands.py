@@ -64,6 +64,10 @@ def test_others_are_refused_with_the_reason(task: Task | Question, words: str) -
     assert words in text
 
 
+def test_a_question_whose_answer_tells_nothing_of_data_is_answered() -> None:
+    assert refusal(REQUIRE, msgspec.structs.replace(QUESTION, kind="pairwise"), 0) is None
+
+
 def test_a_limit_counts_the_updates_of_a_run() -> None:
     limited = PrivacyDemands(participations=2)
     assert refusal(limited, PLAIN, 1) is None
