@@ -3,6 +3,7 @@ down and asked for, and what follows from each answer."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import shutil
 from collections import deque
@@ -13,8 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from answering import NOW, leases
+from fleetlearn_coordinator.aggregation import open_round
+from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.plan.plan import Plan
-from fleetlearn_coordinator.rounds.commands import Abandon, Assign
+from fleetlearn_coordinator.rounds.commands import Abandon, Assign, Command
+from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.waiting_words import waits_for
 from fleetlearn_coordinator.secure.helper_client import (
@@ -22,19 +26,21 @@ from fleetlearn_coordinator.secure.helper_client import (
     NoHelperError,
     WrongHelperError,
 )
+from fleetlearn_coordinator.service.training_run.mask_sum import MaskSums
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.service.training_run.saved_mask_set import KEY, saved_set
 from fleetlearn_coordinator.storage import find_storage as find_storage_module
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import Metadata
 from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.secure.fixed_point import WeightedSum
 from fleetlearn_protocol.secure.helper_messages import (
     MaskSumRefusal,
     RefusalName,
 )
 from masked_fleet import CalledHelper, MaskedFleet, secure_settings
 from memory_storage import SLOW_SCHEME, slow_storage
-from peers import BUFFERED, PlanMaker, plan_text, update_of
+from peers import BUFFERED, SIZE, PlanMaker, plan_text, update_of
 
 DEVICES = ("a", "b", "c")
 STEP = 600.0 / (2**20 - 1)
@@ -481,7 +487,8 @@ def test_a_buffer_that_the_helper_refuses_is_given_up_and_the_run_goes_on(
 def test_a_late_report_that_is_carried_counts_in_the_next_set(
     make_plan: PlanMaker, helper: CalledHelper
 ) -> None:
-    """The round has closed at its deadline and waits for its sum when the third report comes."""
+    """The round has closed at its deadline and waits for its sum, over a restart, when the third
+    report comes."""
     plan = make_plan(**secure_settings(helper, round__late="carry"))
     fleet = MaskedFleet(plan)
     first, second, third = leases(fleet.check_in(*DEVICES))
@@ -490,12 +497,12 @@ def test_a_late_report_that_is_carried_counts_in_the_next_set(
     fleet.carry_out(fleet.run.engine.tick(fleet.run.engine.deadline))
     request = fleet.sums.question.request
     assert not request.one_model
-    fleet.report_masked(third, update_of(0.25))
     fleet.store.close()
     fleet = MaskedFleet(plan)
     fleet.run.resume(NOW)
+    fleet.check_in(*DEVICES)
+    fleet.report_masked(third, update_of(0.25))
     assert fleet.sums.question.request.digest() == request.digest()
-    fleet.check_in(first.device, second.device)
     fleet.answer(helper)
     for lease in running(fleet):
         fleet.report_masked(lease, update_of(-0.5))
@@ -574,3 +581,55 @@ def test_a_buffered_run_waits_and_goes_on_with_the_tasks_that_run(
     assert fleet.run.engine.version == 2
     assert outcome(plan, 2)[1]["staleness"]["max"] == 1
     fleet.store.close()
+
+
+def leave_out_without_rows(engine: Engine, tasks: list[str], cause: str) -> list[Command]:
+    LEAVE_OUT(engine, tasks, cause)
+    return []
+
+
+LEAVE_OUT = Engine.leave_out
+RESTART = test_a_late_report_that_is_carried_counts_in_the_next_set
+MISTAKES: dict[str, tuple[Any, str, Any, Callable[..., None]]] = {
+    "the set is not written down": (
+        MaskSums, "_row", lambda sums, round, question: Metadata("other", None), RESTART,
+    ),
+    "a start opens the round again": (MaskSums, "is_closed", lambda sums, round: False, RESTART),
+    "the helper is asked before the set is safe": (
+        MaskSums, "_ask", lambda sums, question: setattr(sums, "question", question),
+        test_a_slow_store_has_the_set_before_anybody_is_asked,
+    ),
+    "a refused update stays in the sum": (
+        OpenRound, "subtract", lambda round, reports: None,
+        test_devices_that_the_helper_names_are_left_out,
+    ),
+    "what was left out is not written": (
+        Engine, "leave_out", leave_out_without_rows,
+        test_a_restart_goes_on_without_the_devices_that_were_left_out,
+    ),
+    "wrong masks are taken off": (
+        open_round, "unmask", lambda state, masks, numbers: WeightedSum(np.zeros(SIZE), 3.0),
+        test_wrong_masks_end_the_round_by_name,
+    ),
+    "nobody is held": (
+        Engine, "spend", lambda engine, devices: None,
+        test_after_a_roll_back_devices_wait_that_trained_from_the_model_before,
+    ),
+    "an old answer counts": (
+        MaskSums, "forget", lambda sums: None, test_a_roll_back_does_not_wait_for_the_helper,
+    ),
+}  # fmt: skip
+"""Owner, function, what takes its place, and the test that must fail then."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_planted_mistakes_are_found(
+    mistake: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, function, replacement, test = MISTAKES[mistake]
+    names = [*inspect.signature(test).parameters]
+    fixtures = {name: request.getfixturevalue(name) for name in names}
+    monkeypatch.setattr(owner, function, replacement)
+    with pytest.raises((AssertionError, ValueError, KeyError, AttributeError)):
+        test(**fixtures)
