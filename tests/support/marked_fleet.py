@@ -35,6 +35,7 @@ class MarkedFleet(SecureFleet):
         devices: int = 6,
         enrolled: int | None = None,
         minimum: int = 3,
+        recipe: str = "fedavg",
         **settings: Any,
     ) -> None:
         """enrolled: how many of the devices the helper knows; None: all. minimum: of the helper and
@@ -51,7 +52,7 @@ class MarkedFleet(SecureFleet):
             "round__goal": devices,
             "round__weighting": "uniform",
         }
-        self.write_plan(bundle, **(usual | settings))
+        self.write_plan(bundle, recipe, **(usual | settings))
 
     def write_plain_plan(self, bundle: Path, **settings: Any) -> None:
         """The same plan without [secure]."""
@@ -75,6 +76,15 @@ class MarkedFleet(SecureFleet):
         shard = self.shards[int(name[1:]) % len(self.shards)]
         self.run.device(name, f"ws://127.0.0.1:{self.port}", shard, MARKED, options=options)
 
+    def start(self, name: str) -> None:
+        """(Re)start one of all."""
+        if name == "helper":
+            self.start_helper()
+        elif name == "coordinator":
+            self.start_coordinator()
+        else:
+            self.start_device(name)
+
     def start_all(self) -> None:
         """Start everybody."""
         self.start_helper()
@@ -89,11 +99,20 @@ class MarkedFleet(SecureFleet):
         status = self.run.wait("coordinator", seconds)
         assert status == 0, f"{self.run.log('coordinator')}\n{self.run.log('helper')}"
 
-    def accepted(self) -> list[tuple[str, int]]:
-        """Return the device and the round of each update that counts."""
+    def wait_for_version(self, version: int) -> None:
+        """Wait for this model, or a later one."""
+
+        def there() -> bool:
+            found = status_of(self.data)
+            return found is not None and found.version >= version
+
+        wait_for(there, f"version {version}")
+
+    def accepted(self) -> list[tuple[str, int, int]]:
+        """Return the device, the round and the staleness of each update that counts."""
         if status_of(self.data) is None:
             return []
-        statement = "SELECT device, round FROM tasks WHERE state='accepted'"
+        statement = "SELECT device, round, staleness FROM tasks WHERE state='accepted'"
         with closing(sqlite3.connect(self.data / DATABASE)) as ledger:
             return ledger.execute(statement).fetchall()
 
