@@ -87,6 +87,25 @@ def test_nothing_of_the_update_but_the_masked_one_is_on_the_disk(
     assert not any(plain in content for content in files)
 
 
+def test_the_rounding_does_not_follow_from_what_the_coordinator_knows(
+    state: StateDirectory, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows the task, with its seed. Whoever knew how an update was rounded would know more of
+    it than its words say."""
+    seen: list[list[int]] = []
+    mask_words = masking.mask_words
+
+    def noted(words: Any, *given: Any) -> Any:
+        seen.append(words.tolist())
+        return mask_words(words, *given)
+
+    monkeypatch.setattr(masking, "mask_words", noted)
+    for _ in range(12):
+        do(state, bundle, task(bundle, SECURE))
+    assert len({tuple(words) for words in seen}) > 1
+    assert np.ptp(np.array(seen), axis=0).max() == 1, "one update, rounded up or down"
+
+
 def test_an_update_that_waits_is_the_clipped_one_and_is_masked_from_the_disk(
     tmp_path: Path, bundle: Bundle
 ) -> None:
