@@ -25,7 +25,7 @@ from fleetlearn_protocol.secure.pairwise_messages import UNMASKING
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.privacy_budget import account_of, budget_of, digest_of
-from fleetlearn_coordinator.privacy.budget import PrivacyAccount, make_account
+from fleetlearn_coordinator.privacy.budget import MOST, PrivacyAccount, make_account
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.settings import ReleaseBudget
@@ -148,9 +148,12 @@ class PrivateBudget:
             return
         self.seen = number if phase == UNMASKING else None
         limit = self.limit
-        if limit is not None and self.seen is not None:
-            spends = self.account.spends_abandoned(seen=True)
-            limit = limit._replace(abandoned=limit.abandoned or spends)
+        if self.seen is not None and self.account.spends_abandoned(seen=True):
+            # It may leave fewer releases than one less, and a limit where there was none.
+            after = budget_of(self.account.after_abandoned(seen=True))
+            if after is not None:
+                limit = limit or after._replace(releases=MOST)
+                limit = limit._replace(abandoned=True, if_abandoned=after)
         engine.settings = engine.settings._replace(budget=limit)
 
     def give_up(self, number: int, engine: Engine) -> None:

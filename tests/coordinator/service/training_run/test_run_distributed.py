@@ -11,17 +11,19 @@ import pytest
 from answering import NOW, leases
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.privacy.accounting import gaussian_epsilon
-from fleetlearn_coordinator.privacy.budget import PrivacyAccount
+from fleetlearn_coordinator.privacy.budget import MOST, PrivacyAccount
 from fleetlearn_coordinator.rounds.commands import Abandon, Assign, Finish
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.secure.helper_client import HelperRefusedError, NoHelperError
 from fleetlearn_coordinator.service.training_run.private_budget import read_account
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
+from fleetlearn_coordinator.service.training_run.saved_mask_set import KEY
 from fleetlearn_coordinator.storage.find_storage import find_storage
-from fleetlearn_coordinator.storage.ledger import PRIVACY
+from fleetlearn_coordinator.storage.ledger import PRIVACY, Metadata
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.secure.distributed_noise import noise_of_device, noisy_sum
 from fleetlearn_protocol.secure.helper_messages import MaskSumRefusal, RefusalName
+from fleetlearn_protocol.secure.pairwise_messages import KEYS, UNMASKING
 from masked_fleet import CalledHelper, MaskedFleet, secure_settings
 from peers import BUFFERED, PlanMaker, update_of
 
@@ -218,17 +220,17 @@ def test_a_restart_goes_on_and_spends_once(make_plan: PlanMaker, helper: CalledH
 def test_what_an_earlier_process_may_have_seen_spends_where_the_round_goes_no_further(
     make_plan: PlanMaker, helper: CalledHelper
 ) -> None:
-    """The helper has answered, the coordinator died, and a device was revoked meanwhile: the rest's
-    seeds are used."""
+    """The helper has answered, the coordinator died, and its set cannot be made again."""
     plan = make_plan(**settings(helper))
     fleet = MaskedFleet(plan)
-    helper.ask(report_all(fleet))
+    question = report_all(fleet)
+    helper.ask(question)
+    written = fleet.store.ledger.get(KEY).replace(question.request.digest().hex(), "0" * 64)
+    fleet.store.write([Metadata(KEY, written)])
     fleet.store.close()
-    helper.revoke("c")
     fleet = MaskedFleet(plan)
-    fleet.run.resume(NOW)
-    while fleet.sums.question is not None and fleet.run.engine.round == 1:
-        fleet.answer(helper)
+    heard = fleet.run.resume(NOW)
+    assert [each.round for each in heard if isinstance(each, Abandon)] == [1]
     assert (account_in(plan).releases, account_in(plan).rounds) == (0, 1)
     assert account_in(plan).epsilon == pytest.approx(spent_by(1))
     fleet.store.close()
@@ -319,4 +321,28 @@ def test_buffered_rounds_spend_by_release_as_others_do(
     assert beside.std() / 300 == pytest.approx(4.0, rel=5 / (2 * beside.size) ** 0.5)
     assert (account_in(plan).releases, account_in(plan).rounds) == (2, 2)
     assert account_in(plan).epsilon == pytest.approx(spent_by(2))
+    fleet.store.close()
+
+
+@pytest.mark.parametrize("participations", [50, 16])
+def test_the_engine_knows_what_pairwise_masks_that_are_taken_off_may_cost(
+    make_plan: PlanMaker, helper: CalledHelper, participations: int
+) -> None:
+    """Devices that are asked to unmask a sum let it be seen. With 16 participations no number of
+    releases costs more than the 16 that the budget has, until a sum counts for all."""
+    limits = {"privacy__separation": 2, "privacy__participations": participations}
+    fleet = MaskedFleet(make_plan(**settings(helper, **limits, privacy__epsilon=4.8866)))
+    budget, engine = fleet.run.budget, fleet.run.engine
+    before = engine.settings.budget
+    assert (before is None) is (participations == 16)
+    budget.begin_unmasking(1, KEYS, engine)
+    assert engine.settings.budget == before, "keys are told, and no sum"
+    budget.begin_unmasking(1, UNMASKING, engine)
+    known = engine.settings.budget
+    assert (known.abandoned, known.if_abandoned.abandoned) == (True, False)
+    # mu^2 of 16: 16 participations in 32 releases; a sum leaves 15 of them
+    assert known.releases == (32 if participations == 50 else MOST)
+    assert known.if_abandoned.releases == 1 + 30
+    budget.begin_unmasking(2, KEYS, engine)
+    assert engine.settings.budget == before, "the next round's begin"
     fleet.store.close()
