@@ -18,6 +18,7 @@ find t neighbours, the hostile ones among them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from math import ceil, exp, floor, lgamma, log
 from typing import NamedTuple
 
@@ -146,22 +147,16 @@ def _probabilities(devices: int, marked: int, drawn: int) -> Iterator[tuple[int,
 def _most_likely(devices: int, marked: int, drawn: int, tail: float) -> int:
     """Return the least number that more marked ones exceed with at most the probability
     ``tail``."""
-    above = 0.0
-    for found, chance in reversed([*_probabilities(devices, marked, drawn)]):
-        above += chance
-        if above > tail:
-            return found
-    return 0
+    rows = [*_probabilities(devices, marked, drawn)][::-1]
+    above = accumulate(chance for _, chance in rows)
+    return next(found for (found, _), chance in zip(rows, above, strict=True) if chance > tail)
 
 
 def _fewest_likely(devices: int, marked: int, drawn: int, tail: float) -> int:
     """Return the least number up to which the probability is at least ``tail``."""
-    up_to = 0.0
-    for found, chance in _probabilities(devices, marked, drawn):
-        up_to += chance
-        if up_to >= tail:
-            return found
-    return drawn
+    rows = [*_probabilities(devices, marked, drawn)]
+    up_to = accumulate(chance for _, chance in rows)
+    return next(found for (found, _), chance in zip(rows, up_to, strict=True) if chance >= tail)
 
 
 def neighbours_of(place: int, order: Sequence[str], neighbours: int) -> list[str]:

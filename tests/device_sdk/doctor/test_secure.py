@@ -57,3 +57,16 @@ def test_the_package_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert found(NO_SECURE_DEMANDS, tmp_path).state == "warning"
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric.ed25519", None)
     assert 'pip install "fleetlearn[device,secure]"' in found(REQUIRE, tmp_path).do
+
+
+def test_a_list_of_devices_that_cannot_be_read(tmp_path: Path) -> None:
+    roster = tmp_path / "devices.txt"
+    for content, text in [(None, "cannot be read"), ("roof-8 0a", "line 1")]:
+        if content is not None:
+            roster.write_text(content)
+        finding = found(SecureDemands(roster=str(roster)), tmp_path)
+        assert finding.state == "bad"
+        assert text in finding.found
+    key = public_key_of(device_key(tmp_path)).hex()
+    roster.write_text(f"roof-8 {key}\n")
+    assert found(SecureDemands(roster=str(roster)), tmp_path).state == "good"
