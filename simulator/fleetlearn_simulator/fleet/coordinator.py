@@ -126,6 +126,10 @@ class SimulatedCoordinator:
         self.round, self.costs = OpenRound(self.rules, self.state), RoundCosts()
         self.devices: list[int] = []
         """Devices whose reports were accepted, in order."""
+        self.circle: list[int] = []
+        """With pairwise masks: the devices that sent keys."""
+        self.sharers: list[int] = []
+        """With pairwise masks: those that sent shares."""
         self.given_in: list[int] = []
         """Where updates may be stale: the rounds in which the tasks of these reports were given."""
         if self.masked is not None:

@@ -21,6 +21,7 @@ from fleetlearn_simulator.fleet.connections import Connections
 from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
 from fleetlearn_simulator.fleet.device_names import device_of
 from fleetlearn_simulator.fleet.events import AcceptedLine, AssignedLine, Event, EventQueue
+from fleetlearn_simulator.fleet.pairwise_circle import bytes_of_neighbours
 from fleetlearn_simulator.fleet.round_training import MOST_GATHERED
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.fleet.transfer_limits import DownloadQueue, UploadQueue
@@ -74,7 +75,10 @@ class DeviceTasks:
         # A model that travels as a difference counts as all of it.
         self.model_bytes = (FLOAT16 if plan.encoding.down == FLOAT16.name else FLOAT32).size(size)
         self.down_bytes = self.model_bytes + len(plan.vectors) * FLOAT32.size(size)
-        """Bytes of the model and the vectors that a task has beside it."""
+        if plan.secure is not None and plan.secure.mode == "pairwise":
+            self.down_bytes += bytes_of_neighbours(plan.secure, plan.round.cohort)
+        """Bytes of the model and of what a task has beside it: vectors, and what neighbours sealed
+        for the device."""
         parts, elements_of = plan.parts(bundle.manifest), bundle.manifest.elements_of
         encodings = {part: find_encoding(encoding) for part, encoding in parts.items()}
         self.up_bytes = sum(

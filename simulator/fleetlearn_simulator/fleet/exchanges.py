@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from fleetlearn_coordinator.plan.pairwise_rules import graph_for
 from fleetlearn_coordinator.rounds.commands import Ask, Command, ExchangeClosed, ExchangeOpened
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_protocol.exchanges import EXCHANGE_KINDS
@@ -18,6 +19,7 @@ from fleetlearn_simulator.fleet.device_tasks import DeviceTasks
 from fleetlearn_simulator.fleet.evaluations import EVALUATIONS
 from fleetlearn_simulator.fleet.events import EventQueue
 from fleetlearn_simulator.fleet.pairwise import PAIRWISE_MASKS
+from fleetlearn_simulator.fleet.pairwise_circle import circle_order, lacking_shares
 from fleetlearn_simulator.fleet.simulated_exchange import Answers, OpenExchange, SimulatedExchange
 from fleetlearn_simulator.population.failures import CAUSES, sample_answer_fates
 from fleetlearn_simulator.population.traits import Ints
@@ -187,6 +189,21 @@ class DeviceExchanges:
         about = {kind: command.number, **_later(command.phase), "outcome": outcome}
         self.tasks.write([{"time": now, "event": row.events[2], **about}])
         return summary
+
+    def why_not_unmasked(self, round: int) -> str | None:
+        """Return why the masks of this round's updates cannot be taken off, for people. None: they
+        can, or no devices agree on masks."""
+        unmasking, secure = self.opened.get(PAIRWISE), self.tasks.scenario.plan.secure
+        if unmasking is None or secure is None:
+            return None
+        coordinator, seed = self.tasks.coordinator, self.tasks.scenario.seed
+        return lacking_shares(
+            graph_for(secure, len(coordinator.circle)),
+            circle_order(seed, round, coordinator.circle),
+            coordinator.sharers,
+            coordinator.devices,
+            unmasking.accepted.values(),
+        )
 
     def stop_by(self, command: ExchangeClosed) -> list[Command]:
         """Tell the engine what the exchange that was closed last has measured: it may stop the

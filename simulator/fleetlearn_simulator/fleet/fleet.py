@@ -438,6 +438,9 @@ class Fleet:
         return given.again and self.tasks.has(device_of(given.device), given.task)
 
     def _commit(self, number: int, dropped: dict[str, int]) -> list[Command]:
+        why = self.exchanges.why_not_unmasked(number)
+        if why is not None:
+            return self.engine.give_up_commit(why, dropped, self.now)
         summary = self.coordinator.commit(
             number, dropped, self.now, len(self.connections.connected)
         )

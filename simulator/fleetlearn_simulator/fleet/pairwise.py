@@ -11,40 +11,33 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleetlearn_coordinator.plan.pairwise_rules import graph_for
-from fleetlearn_protocol.secure.pairwise_messages import (
-    KEYS,
-    SEALED_BYTES,
-    SHARE_BYTES,
-    SHARES,
-    PairwiseAnswer,
-)
+from fleetlearn_protocol.secure.pairwise_messages import KEYS, SHARES, PairwiseAnswer
 
 from fleetlearn_simulator.fleet.device_tasks import DeviceTasks
+from fleetlearn_simulator.fleet.pairwise_circle import (
+    KEYS_SAID,
+    NAME_BYTES,
+    SEALED_SAID,
+    SHARE_SAID,
+)
 from fleetlearn_simulator.fleet.simulated_exchange import Answers, OpenExchange, SimulatedExchange
-
-NAME_BYTES = 16
-"""What a name takes beside the bytes in hexadecimal digits."""
-KEYS_BYTES = 128
-"""Two keys and a signature."""
 
 
 def answer(tasks: DeviceTasks, exchange: OpenExchange, devices: Sequence[int]) -> Answers:
     """Return how many bytes these devices are asked and answer; the answers are empty."""
+    coordinator, secure = tasks.coordinator, tasks.scenario.plan.secure
+    assert secure is not None
     contents = [PairwiseAnswer()] * len(devices)
     if exchange.phase == KEYS:
-        return Answers(contents, up=2 * KEYS_BYTES)
-    near = _neighbours(tasks)
+        return Answers(contents, up=KEYS_SAID)
     if exchange.phase == SHARES:
-        down, up = 2 * KEYS_BYTES + NAME_BYTES, 2 * SEALED_BYTES + NAME_BYTES
-        return Answers(contents, down=near * down, up=near * up)
-    return Answers(contents, down=near * NAME_BYTES, up=near * (2 * SHARE_BYTES + NAME_BYTES))
-
-
-def _neighbours(tasks: DeviceTasks) -> int:
-    """Return how many neighbours a device has in a round with all its devices."""
-    plan = tasks.scenario.plan
-    assert plan.secure is not None
-    return graph_for(plan.secure, plan.round.cohort).neighbours
+        coordinator.circle = sorted(exchange.before)
+    else:
+        coordinator.sharers = sorted(exchange.before)
+    near = graph_for(secure, len(coordinator.circle)).neighbours
+    if exchange.phase == SHARES:
+        return Answers(contents, down=near * (NAME_BYTES + KEYS_SAID), up=near * SEALED_SAID)
+    return Answers(contents, down=near * NAME_BYTES, up=near * SHARE_SAID)
 
 
 def summarise(tasks: DeviceTasks, exchange: OpenExchange) -> dict[str, Any]:

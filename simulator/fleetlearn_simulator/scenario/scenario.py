@@ -299,8 +299,11 @@ def _fleet_contradictions(scenario: Scenario) -> Iterator[str]:
     }.items():
         if population.connected > most:
             yield f"population.connected = {population.connected} is more than {key} = {most}"
-    if scenario.coordinator.masks and plan.secure is None:
-        yield "coordinator.masks = true needs a plan with [secure]: no other has masks"
+    if scenario.coordinator.masks and (plan.secure is None or plan.secure.mode != "helper"):
+        yield (
+            'coordinator.masks = true needs a plan with [secure] and mode = "helper": no other has '
+            "masks that a helper adds up"
+        )
     rest = plan.selection.once_in or 1
     if rest > 1 and population.size < rest * minimum:
         yield (
