@@ -126,8 +126,9 @@ def _distributed(plan: PlanKeys) -> Iterator[str]:
         "The coordinator tells devices how much noise to add. Devices sign it, and the helper adds "
         "up only updates whose devices were told the same."
         if secure.mode == "helper"
-        else "The coordinator tells devices how much noise to add, and takes the masks off sums of "
-        f"at least {secure.minimum} updates. It is trusted to do both as the plan says."
+        else "The coordinator tells devices how much noise to add; masks cancel out only where all "
+        "of a sum were told the same. That it takes them off sums of at least "
+        f"{secure.minimum} updates is trusted."
     )
 
 

@@ -153,7 +153,9 @@ def test_who_works_with_the_coordinator_against_masks_does_so_against_noise() ->
     assert numbers is not None
     # 26 less a tenth of them are 23.4: 24 keep their noise to themselves
     assert sqrt(24) * numbers.noise / largest_step(numbers.bits) == pytest.approx(1.0)
-    assert any("It is trusted to do both" in line for line in statement(plan).assumed)
+    assert any(
+        "off sums of at least 26 updates is trusted" in line for line in statement(plan).assumed
+    )
     own = parse(text.replace(NOISY, f"{NOISY}colluding = 0.3\n"))
     assert own.privacy is not None
     assert own.privacy.colluding == 0.3
