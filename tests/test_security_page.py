@@ -11,7 +11,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = {
     "operate/security.md": ["what is protected", "what is not"],
-    "operate/secure-aggregation.md": ["a cheating coordinator", "others", "what is not"],
+    "operate/secure-aggregation.md": [
+        "a cheating coordinator",
+        "the same without a helper",
+        "others",
+        "what is not",
+    ],
     "privacy.md": [
         "assumed",
         "what is protected",

@@ -60,6 +60,23 @@ def test_no_update_is_at_the_coordinator(
         assert traces(fleet) == set(), f"after version {version}"
 
 
+def test_no_update_is_at_a_coordinator_without_a_helper(
+    run: Processes, bundle_path: Path, shards: list[Path]
+) -> None:
+    """Devices that agree on masks in pairs: the coordinator puts secrets of theirs together, and
+    they give it the sum alone."""
+    no_helper = dict.fromkeys(("secure__helper", "secure__key", "secure__certificate"))
+    settings = {"secure__mode": "pairwise", "round__minimum": 4, "secure__minimum": 4} | no_helper
+    fleet = MarkedFleet(run, bundle_path, shards, devices=4, stop__rounds=1_000_000, **settings)
+    fleet.start_coordinator()
+    for count, name in enumerate(fleet.names, 1):
+        fleet.start_device(name)
+        assert traces(fleet) == set(), f"with {count} devices"
+    for version in range(1, 5):
+        fleet.wait_for_reports(version * len(fleet.names))
+        assert traces(fleet) == set(), f"after version {version}"
+
+
 def test_the_same_look_finds_updates_without_secure_aggregation(
     run: Processes, bundle_path: Path, shards: list[Path]
 ) -> None:

@@ -4,6 +4,7 @@ and three devices on 127.0.0.1."""
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ HELPER_PORT = "8770"
 def test_a_helper_a_coordinator_and_three_devices(tmp_path: Path) -> None:
     port, helper_port = free_port(), str(free_port())
     page = PAGE.replace(HELPER_PORT, helper_port)
-    page = page.replace("serve secure.toml", "serve secure.toml --service ports.toml")
+    page = re.sub(r"serve (\w+\.toml)", r"serve \1 --service ports.toml", page)
     typed.write_files(FIRST, tmp_path, port)
     typed.write_files(page, tmp_path, port)
     (tmp_path / "ports.toml").write_text(f"port = {port}\n")
