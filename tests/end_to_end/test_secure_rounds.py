@@ -142,3 +142,16 @@ def test_a_buffered_fleet_weighs_stale_updates_before_they_are_masked(
     assert np.isfinite(model).all()
     rounds = read_status(fleet.data).rounds
     assert [(row.outcome, row.summary["reports"]) for row in rounds] == [("committed", 2)] * 3
+
+
+def test_a_model_that_travels_as_float16_is_the_one_that_devices_sign(
+    run: Processes, bundle_path: Path, shards: list[Path]
+) -> None:
+    """The helper is told the SHA-256 of what the devices were sent."""
+    fleet = SecureFleet(run, 3, NAMES)
+    fleet.write_plan(bundle_path, encoding__down="float16")
+    fleet.start_helper()
+    run.coordinator(fleet.plan)
+    fleet.start_devices(shards)
+    finished(fleet)
+    assert [row.outcome for row in read_status(fleet.data).rounds] == ["committed"] * 3
