@@ -64,6 +64,7 @@ def test_devices_that_are_lost_leave_rounds_without_a_model_by_name(
     assert np.isfinite(found.model).all()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     tmp_path: Path, private_line: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from disturbed_pairwise import CHANCES, MISTAKES, PairwiseRehearsal, first_found
 from fleetlearn_protocol.secure.pairwise_messages import SHARES
 
-FAST, SLOW = range(100), range(1000, 6000)
+FAST, SLOW = range(60), range(1000, 4000)
 MOST_SEEDS = 80
 
 
@@ -30,16 +30,16 @@ def outcomes(seeds: range) -> tuple[Counter[str], Counter[str]]:
 
 def test_sums_are_exact_or_rounds_are_abandoned_by_name() -> None:
     ended, disturbances = outcomes(FAST)
-    assert min(ended["committed"], ended["abandoned"]) > 20
-    assert ended["lossy"] > 5
-    assert min(disturbances[name] for name in CHANCES) > 3, "each disturbance happens"
+    assert min(ended["committed"], ended["abandoned"]) > 15
+    assert ended["lossy"] > 2
+    assert min(disturbances[name] for name in CHANCES) > 1, "each disturbance happens"
 
 
 @pytest.mark.slow
 def test_thousands_of_rounds_are_exact_or_abandoned_by_name() -> None:
     ended, disturbances = outcomes(SLOW)
-    assert min(ended["committed"], ended["abandoned"]) > 1500
-    assert ended["lossy"] > 300
+    assert min(ended["committed"], ended["abandoned"]) > 900
+    assert ended["lossy"] > 150
     assert min(disturbances[name] for name in CHANCES) > 200
 
 

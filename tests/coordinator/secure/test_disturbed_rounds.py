@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from disturbed_helper import CHANCES, MISTAKES, Rehearsal, first_found
 
-FAST, SLOW = range(70), range(1000, 4000)
+FAST, SLOW = range(45), range(1000, 4000)
 MOST_SEEDS = 60
 
 
@@ -27,8 +27,8 @@ def outcomes(seeds: range) -> tuple[Counter[str], Counter[str]]:
 
 def test_sums_are_exact_or_rounds_are_abandoned_by_name() -> None:
     ended, disturbances = outcomes(FAST)
-    assert min(ended["committed"], ended["abandoned"]) > 15
-    assert min(disturbances[name] for name in CHANCES) > 3, "each disturbance happens"
+    assert min(ended["committed"], ended["abandoned"]) > 10
+    assert min(disturbances[name] for name in CHANCES) > 1, "each disturbance happens"
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from disturbed_run import MISTAKES, RunRehearsal, first_found
 
-FAST, SLOW = range(15), range(1000, 2000)
+FAST, SLOW = range(6), range(1000, 1500)
 MOST_SEEDS = 20
 
 
@@ -26,13 +26,13 @@ def test_sums_are_exact_or_rounds_are_abandoned_and_the_run_goes_on(bundle_path:
     """Seed 18 is of a device in doubt, whose turn never came: reports that the helper refused let
     their devices come first each time."""
     found = outcomes(FAST, bundle_path) + outcomes(range(18, 19), bundle_path)
-    assert min(found["exact"], found["abandoned"], found["deaths"]) > 10
+    assert min(found["exact"], found["abandoned"], found["deaths"]) > 3
 
 
 @pytest.mark.slow
-def test_a_thousand_runs_go_on(bundle_path: Path) -> None:
+def test_hundreds_of_runs_go_on(bundle_path: Path) -> None:
     found = outcomes(SLOW, bundle_path)
-    assert min(found["exact"], found["abandoned"], found["deaths"]) > 500
+    assert min(found["exact"], found["abandoned"], found["deaths"]) > 250
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
