@@ -269,6 +269,7 @@ def paired(folder: Path, sizes: Sizes) -> dict[str, float]:
             with watch("coordinator"):
                 coordinator.take(words_to_bytes(masked))
         answers = {}
+        commitments = {name: devices[name].commitment() for name in names}
         gone = {*names} - {*stayed}
         for name in stayed:
             here = [other for other in near[name] if other not in gone]
@@ -277,13 +278,14 @@ def paired(folder: Path, sizes: Sizes) -> dict[str, float]:
             sent[name] += sum(len(share) for told in answers[name] for share in told.values())
         with watch("unmasking"):
             total = coordinator.round.sums.states[UPDATE].words.copy()
-            pairwise.unmask(total, session, keys, near, stayed, answers, threshold)
+            pairwise.unmask(total, session, keys, near, stayed, answers, threshold, commitments)
             masks = coordinator.round.sums.states[UPDATE].words - total
         with watch("coordinator"):
             coordinator.commit(masks)
         check_sum(coordinator, masks, exact)
     return {
-        "bytes_up": 4.0 * (sizes.elements + 1) + median(sent[name] for name in stayed),
+        # what is said in the exchanges travels as hexadecimal digits
+        "bytes_up": 4.0 * (sizes.elements + 1) + 2 * median(sent[name] for name in stayed),
         "device_ms": 1e3 * median(work[name] for name in stayed),
         "coordinator_s": watch.total("coordinator") + watch.total("unmasking"),
         "unmasking_s": watch.total("unmasking"),
