@@ -319,6 +319,11 @@ test("an erased device has stopped, and left nothing", async () => {
   expect(await store.keys("")).toEqual([]);
 });
 
+test("a device is not made with demands of its owner that make no sense", () => {
+  expect(() => make({ secure: { minimum: 1 } })).toThrow("secure.minimum is 1; expected 2 to 65537");
+  expect(() => make({ secure: { helper: "cd".repeat(32), minimum: 20, require: true } })).not.toThrow();
+});
+
 describe("an update that is not masked yet", () => {
   const { task } = vectors("secure.json").training[0];
   const given: Task = { ...task, vectors: task.vectors, secure: { ...task.secure, noise: null } };
