@@ -51,8 +51,8 @@ WHAT_TO_DO = {
     " helper enrol`",
     RefusalName.BAD_SIGNATURE: "the devices may have new keys, which the helper's operator must "
     "enrol, or a plan that changed since their tasks were given",
-    RefusalName.SEED_USED: "a set with these updates was answered before, and cannot be asked for "
-    "again, such as where the helper's operator has revoked one of its devices since",
+    RefusalName.SEED_USED: "a set with these updates was answered before, such as before a backup "
+    "was restored, and no other set that has them ever is",
     RefusalName.DEVICE_TWICE: "a sum with their updates of this very model was made before, such "
     "as before a roll back or a restored backup: other devices have to train, or a new run has to "
     "begin from the model",
