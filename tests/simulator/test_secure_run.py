@@ -37,7 +37,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "uniform": {"plan__round": USUAL | {"weighting": "uniform"}},
     "by examples": {
         "plan__round": USUAL | {"weighting": "examples", "max_weight": 50},
-        "failures": {"stragglers": 0.4},
+        "failures": {"stragglers": 0.4, "discard": True},
     },
     "carried": {
         "plan__round": USUAL
@@ -188,8 +188,9 @@ def test_the_helpers_refusals_end_the_run_by_name(
 
 
 def test_nothing_of_single_devices_is_shown(tmp_path: Path, private_line: Path) -> None:
-    hidden = run(tmp_path, private_line, **HIDDEN, **WAYS["by examples"])
-    shown = run(tmp_path, private_line, **UNHIDDEN, **WAYS["by examples"])
+    way = WAYS["by examples"] | {"failures": {"stragglers": 0.4}}
+    hidden = run(tmp_path, private_line, **HIDDEN, **way)
+    shown = run(tmp_path, private_line, **UNHIDDEN, **way)
     assert any(row["metrics"] for row in shown.rounds)
     assert any(row["partial"] for row in shown.rounds)
     for row in hidden.rounds:

@@ -31,7 +31,8 @@ class SecureDemands(NamedTuple):
     says."""
     least_factor: float | None = None
     """The smallest part of itself that an update may count for because it is late: a task that
-    allows less is given back. None: what the task says."""
+    allows less is given back. None: what the task says; with ``require``, none may count for
+    less."""
     roster: str | None = None
     """The path of a file of devices with their public keys (lines of ``public-key``): pairwise
     masks are agreed on with these alone, whose keys must be signed. None: with anybody that the
@@ -92,6 +93,13 @@ def secure_refusal(demands: SecureDemands, task: Task | Question) -> GivenBack |
         )
         return GivenBack("untrusted", text)
     least = secure.least_factor
+    if least is not None and demands.require and demands.least_factor is None:
+        text = (
+            f"the task lets updates of other models, each for as little as {least:g} of itself, be "
+            "added to this one, so that a sum may be nearly one device's update; this device's "
+            "owner has not said that this may be (secure.least_factor)"
+        )
+        return GivenBack("untrusted", text)
     if demands.least_factor is not None and least is not None and least < demands.least_factor:
         text = (
             f"the task lets an update count for {least:g} of itself, and this device's owner wants "

@@ -850,7 +850,9 @@ class Session:
     def _shorten(self, work: UnfinishedTask, pause: Pause) -> Commands:
         """End an unfinished task: with what was done, where that may be reported."""
         task = work.assignment.task
-        wants_partial = isinstance(task, Task) and task.time_budget is not None
+        wants_partial = (
+            isinstance(task, Task) and task.time_budget is not None and task.secure is None
+        )
         if isinstance(work, Training) and wants_partial and pause.sends and not pause.keeps:
             return [FinishEarly(work.task_id)]
         return self._give_back(work, pause)

@@ -379,7 +379,7 @@ SETTINGS: tuple[Setting, ...] = (
         None,
         "the smallest part of itself that a late update may count for",
         name="min-factor",
-        unset="what the task says",
+        unset="what the task says; with secure.require, none may count for less",
     ),
     Setting(
         "secure.roster",

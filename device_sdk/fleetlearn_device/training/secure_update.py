@@ -21,9 +21,15 @@ from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.unmasked import UnmaskedUpdate, report_of_unmasked
 from fleetlearn_device.training.algorithms import UnsupportedError
 from fleetlearn_device.training.pairwise_sessions import PairwiseSessions
+from fleetlearn_device.training.train import OutOfTimeError
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+CUT_SHORT = (
+    "the training was cut short, and such an update is not masked: where others have learned less, "
+    "a sum tells more of one device"
+)
 
 
 class MaskedReport(NamedTuple):
@@ -53,6 +59,17 @@ def check_helper(task: Task) -> None:
             f"the task's helper has the key {secure.helper}, which is of small order: anybody "
             "could open what is sealed for it"
         )
+
+
+def check_whole(task: Task, *, complete: bool) -> None:
+    """Raise OutOfTimeError where a masked task's training was cut short.
+
+    The time that a device has is not among what all devices of a sum sign, as it differs between
+    them: a coordinator that leaves all others the time for one step would have a sum that is
+    nearly one device's update.
+    """
+    if task.secure is not None and not complete:
+        raise OutOfTimeError(CUT_SHORT)
 
 
 def trained_parts(task: Task) -> dict[str, str]:

@@ -57,6 +57,7 @@ from fleetlearn_device.training.pairwise_sessions import ANY, NeighbourRules, Pa
 from fleetlearn_device.training.progress import Checkpoint, Progress, read_checkpoint
 from fleetlearn_device.training.secure_update import (
     check_helper,
+    check_whole,
     masked_bytes,
     masked_report,
     room_for,
@@ -404,6 +405,7 @@ class Trainer:
             personal = self._kept_states.load(personal_name(task.bundle), personal_size)
             inputs = Inputs(model, self._kept_state(bundle), vectors, tied, personal)
             outcome = run_algorithm(task.algorithm, runtime, bundle, data, inputs, settings)
+            check_whole(task, complete=outcome.result.complete)
             if self.own_model is not None:
                 own = runtime.local if outcome.personal is None else outcome.personal
                 write_own_model(self.own_model, bundle, own)

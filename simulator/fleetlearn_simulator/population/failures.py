@@ -132,9 +132,11 @@ def sample_task_fates(
         dropped = slow & (chosen < steps)
         ends[6] = np.where(dropped, begin[2], inf)
         ends[0] = np.where(dropped, inf, ends[0])
-    if late.any():
-        ends[7] = np.where(late, fetched, inf)
-        ends[0] = np.where(late, inf, ends[0])
+    # Devices mask no update of a training that was cut short.
+    cut = done < steps if scenario.plan.secure is not None else np.zeros(count, np.bool_)
+    if late.any() or cut.any():
+        ends[7] = np.where(late, fetched, np.where(cut, begin[2], inf))
+        ends[0] = np.where(late | cut, inf, ends[0])
     seconds, cause = report, np.zeros(count, np.int8)
     if len(ends) > 1:
         table = np.array([*ends.values()])

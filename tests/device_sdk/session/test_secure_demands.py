@@ -93,6 +93,7 @@ def test_whoever_demands_nothing_refuses_nothing(task: Task | Question) -> None:
         (SecureDemands(minimum=20), QUESTION),
         (SecureDemands(least_factor=0.25), LATE),
         (SecureDemands(least_factor=0.25), MASKED),
+        (SecureDemands(require=True, least_factor=0.25), LATE),
         (REQUIRE, msgspec.structs.replace(QUESTION, kind="pairwise")),
     ],
 )
@@ -107,6 +108,8 @@ def test_what_is_allowed(demands: SecureDemands, task: Task | Question) -> None:
         (REQUIRE, QUESTION, "unsupported", "the answer to the question evaluation tells of"),
         (SecureDemands(helper=OTHER), MASKED, "untrusted", f"the helper with the key {KEY}, and"),
         (SecureDemands(helper=OTHER), secure(helper=None), "untrusted", "names no helper"),
+        (REQUIRE, LATE, "untrusted", "of other models, each for as little as 0.25 of itself"),
+        (REQUIRE, secure(least_factor=1.0), "untrusted", "for as little as 1 of itself"),
         (SecureDemands(minimum=21), MASKED, "untrusted", "of 20 devices be added up, and this"),
         (SecureDemands(least_factor=0.3), LATE, "untrusted", "0.25 of itself, and this device's"),
     ],

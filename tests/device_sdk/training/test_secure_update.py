@@ -17,6 +17,7 @@ from fleetlearn_device.training import masking
 from fleetlearn_device.training import progress as progress_module
 from fleetlearn_device.training.algorithms import UnsupportedError
 from fleetlearn_device.training.secure_update import check_helper, mask_pending
+from fleetlearn_device.training.train import OutOfTimeError
 from fleetlearn_device.training.trainer import FinishedUpdate, Trainer, task_fingerprint
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT32
@@ -85,6 +86,32 @@ def test_nothing_of_the_update_but_the_masked_one_is_on_the_disk(
     files = [path.read_bytes() for path in state.path.rglob("*") if path.is_file()]
     assert any(bytes(second.contents[0]) in content for content in files)
     assert not any(plain in content for content in files)
+
+
+@pytest.mark.parametrize("secure", [SECURE, LATE], ids=["at once", "late"])
+def test_an_update_of_a_training_that_was_cut_short_is_not_masked(
+    state: StateDirectory, bundle: Bundle, secure: SecureTask
+) -> None:
+    """The time is not signed: a coordinator that leaves all other devices the time for one step
+    would have a sum that is nearly one device's update."""
+    given = task(bundle, secure)
+    free = msgspec.structs.replace(given, secure=None, parts={"update": "float32"})
+    bring(state, bundle, given)
+    trainer = Trainer(state, DATA, "onnx", 1)
+    count = trainer._count
+
+    def count_one(steps: int, loss: float) -> None:
+        count(steps, loss)
+        trainer.enough.set()  # as a pause does, and like the end of the task's time
+
+    trainer._count = count_one  # type: ignore[method-assign]
+    assert not trainer.train(free, 100.0).report.complete, "without a mask a part is welcome"
+    trainer.enough.clear()
+    with pytest.raises(OutOfTimeError, match="cut short"):
+        trainer.train(given, 100.0)
+    trainer._count = count  # type: ignore[method-assign]
+    trainer.enough.clear()
+    assert trainer.train(given, 100.0).report.complete
 
 
 def test_the_rounding_does_not_follow_from_what_the_coordinator_knows(

@@ -77,15 +77,15 @@ def clipped(folder: Path, bundle: Bundle, task: Task) -> Vector:
     return FLOAT32.decode(finished.contents[0])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the SDK for browsers wrote of the two tasks."""
-    folder = tmp_path_factory.mktemp("masked")
+def train_in_node(
+    folder: Path, changes: dict[str, int], **more: float
+) -> subprocess.CompletedProcess[str]:
+    """Have the SDK for browsers train the two tasks. ``changes``: of the tasks."""
     bundle = write_line_bundle(folder / "line.bundle", buffer=False)
     x, y = line_data(EXAMPLES)
     np.savez(folder / "data.npz", x=x, y=y)
     (folder / "model").write_bytes(bundle.parameters().tobytes())
-    tasks = tasks_of(bundle)
+    tasks = [replace(task, **changes) for task in tasks_of(bundle)]
     spec = {
         "bundle": str(bundle.path),
         "data": str(folder / "data.npz"),
@@ -93,12 +93,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "vectors": {tasks[0].vectors[0].sha256: str(folder / "model")},
         "tasks": [json.loads(encode(task)) for task in tasks],
         "factor": FACTOR,
+        **more,
     }
     (folder / "specs.json").write_text(json.dumps([spec]))
     command = [*script("train_tasks"), str(folder / "specs.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the SDK for browsers wrote of the two tasks."""
+    folder = tmp_path_factory.mktemp("masked")
+    done = train_in_node(folder, {})
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
+
+
+def test_an_update_of_a_training_that_was_cut_short_is_not_masked(tmp_path: Path) -> None:
+    done = train_in_node(tmp_path, {"epochs": 10**6}, seconds=5.0)
+    assert done.returncode != 0
+    assert "the training was cut short, and such an update is not masked" in done.stderr
+    assert not [*tmp_path.glob("*-report.json")]
 
 
 @pytest.mark.parametrize(("number", "share", "factor"), [(0, 0.25, 1.0), (1, 1.0, FACTOR)])

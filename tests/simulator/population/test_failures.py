@@ -337,6 +337,31 @@ def test_the_deadline_limits_training_too() -> None:
     assert (late.cause, late.seconds) == ("out-of-time", pytest.approx(90.0))
 
 
+@pytest.mark.parametrize(
+    ("text", "plan"),
+    [
+        ("", "local.time_budget = 50.0"),
+        ("", "round.deadline = 50.0"),
+        ("[failures]\nstragglers = 1.0", "local.epochs = 4"),
+    ],
+)
+def test_a_masked_task_that_is_cut_short_is_given_back(text: str, plan: str) -> None:
+    secure = (
+        "[plan.secure]\nmode = 'helper'\nhelper = 'https://h.example:1'\n"
+        f"key = '{'ab' * 32}'\ncertificate = '{'cd' * 32}'\nclip = 1.0\nminimum = 2\n"
+    )
+    tail = "[compute]\nstep_seconds = 1.0\n[tiers.x]\nlatency = 0\n" + text
+    asked = {"deadline": 50.0} if "deadline" in plan else {}
+    plan += "\nround.minimum = 3"
+    (free,) = rows(drawn(scenario(tail, plan), [0], **asked))
+    assert free.cause == ""
+    assert 0 < free.steps < 100, "part of the work is reported"
+    (masked,) = rows(drawn(scenario(secure + tail, plan), [0], **asked))
+    assert (masked.cause, masked.seconds) == ("out-of-time", pytest.approx(free.train))
+    (whole,) = rows(drawn(scenario(secure + tail.replace(text, "")), [0]))
+    assert whole.cause == ""
+
+
 def test_an_outage_that_outlasts_the_grace_ends_the_regions_tasks() -> None:
     text = (
         "[failures]\nregions = 2\noutages = [{region = 1, begin = 100, end = "

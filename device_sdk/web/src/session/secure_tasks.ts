@@ -34,7 +34,8 @@ export interface SecureDemands {
   readonly helper?: string;
   /** The fewest devices of a sum: a task that allows fewer is given back. */
   readonly minimum?: number;
-  /** The smallest part of itself that an update may count for because it is late: a task that allows less is given back. */
+  /** The smallest part of itself that an update may count for because it is late: a task that allows less is given back. With
+   * `require` and without this, no update may count for less. */
   readonly leastFactor?: number;
 }
 
@@ -85,6 +86,13 @@ export function secureRefusal(demands: SecureDemands, task: Task | Question): Gi
     return untrusted(
       `the task lets the updates of ${secure.minimum} devices be added up, and this device's owner wants at least ` +
         `${minimum} (secure.minimum)`,
+    );
+  }
+  if (require && leastFactor === undefined && secure.least_factor !== null) {
+    return untrusted(
+      `the task lets updates of other models, each for as little as ${secure.least_factor} of itself, be added to this one, ` +
+        "so that a sum may be nearly one device's update; this device's owner has not said that this may be " +
+        "(secure.leastFactor)",
     );
   }
   if (leastFactor !== undefined && secure.least_factor !== null && secure.least_factor < leastFactor) {

@@ -9,6 +9,11 @@ import { deviceKey } from "../storage/device_key.ts";
 import type { Store } from "../storage/store.ts";
 import { TrainingError } from "./errors.ts";
 
+/** Why an update of a part of the training is not masked. The time that a device has is not among what all devices of a sum
+ * sign: a coordinator that leaves all others the time for one step would have a sum that is nearly one device's update. */
+export const CUT_SHORT =
+  "the training was cut short, and such an update is not masked: where others have learned less, a sum tells more of one device";
+
 export class Masker {
   readonly #store: Store;
   readonly #device: string;

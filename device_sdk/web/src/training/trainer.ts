@@ -20,7 +20,7 @@ import { type Bundle, openBundle } from "./bundle.ts";
 import { type Columns, FittedData } from "./data.ts";
 import { TrainingError } from "./errors.ts";
 import { keptStateSize, loadModel } from "./kept_state.ts";
-import type { Masker } from "./masker.ts";
+import { CUT_SHORT, type Masker } from "./masker.ts";
 import { encodeParts } from "./sent_parts.ts";
 import { checkHyper, evaluateData, type TrainingResult } from "./train.ts";
 
@@ -201,6 +201,7 @@ export class Trainer {
       },
       personalEpochs: task.personal_epochs ?? task.epochs,
     });
+    if (masked && !outcome.result.complete) throw new TrainingError("out-of-time", CUT_SHORT);
     const asFloats = masked ? { ...task, parts: { update: "float32" } } : task;
     const { contents, left, clipped } = encodeParts(asFloats, outcome.parts, tied);
     const hyper = checkHyper(task.hyper, bundle.manifest.hyper);

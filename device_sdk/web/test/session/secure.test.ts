@@ -155,6 +155,12 @@ describe("what its owner demands", () => {
       "the updates of 3 devices be added up, and this device's owner wants at least 4",
     ],
     [
+      "a mask, and says nothing of late updates",
+      { require: true },
+      STALE,
+      "be added to this one, so that a sum may be nearly one device's update",
+    ],
+    [
       "a fresher update",
       { leastFactor: 0.5 },
       STALE,

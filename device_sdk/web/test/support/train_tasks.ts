@@ -29,6 +29,8 @@ interface Spec {
   cores?: number;
   /** What their staleness leaves of updates that are masked later. */
   factor?: number;
+  /** For a training. */
+  seconds?: number;
 }
 
 async function trainAll(spec: Spec): Promise<void> {
@@ -54,7 +56,7 @@ async function trainAll(spec: Spec): Promise<void> {
     for (const vector of task.vectors) {
       await store.write({ [`model/${vector.sha256}`]: new Uint8Array(readFileSync(spec.vectors[vector.sha256]!)) });
     }
-    const finished = await trainer.train(task, 600);
+    const finished = await trainer.train(task, spec.seconds ?? 600);
     await outbox.save(finished);
     let { result: report, contents } = finished;
     if (report.type === "task") {
