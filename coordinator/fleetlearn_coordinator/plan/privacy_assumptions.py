@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fleetlearn_coordinator.aggregation.privacy.beside_the_mean import noise_on_metrics
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
+from fleetlearn_coordinator.plan.secure_section import SecureSection
 
 NOT_PROTECTED = (
     "That a device takes part, when, and what it says of itself when it checks in: its name, tags, "
@@ -68,9 +69,9 @@ def assumed(plan: PlanKeys, rules: PrivacyRules) -> Iterator[str]:
         yield from _distributed(plan)
     elif plan.secure is not None:
         yield (
-            "The coordinator and the helper are trusted not to work together: the coordinator sees "
-            "the sum of a round's updates and no single one, adds the noise to it, and keeps the "
-            "secret that the noise follows from."
+            f"{_who_is_trusted_with_masks(plan.secure)} sees the sum of a round's updates and no "
+            "single one. It is trusted with that sum, adds the noise to it, and keeps the secret "
+            "that the noise follows from."
         )
     else:
         yield (
@@ -97,18 +98,26 @@ def assumed(plan: PlanKeys, rules: PrivacyRules) -> Iterator[str]:
     )
 
 
+def _who_is_trusted_with_masks(secure: SecureSection) -> str:
+    """Return whom the masks hide updates from, and on which condition; "sees ..." follows."""
+    if secure.mode == "helper":
+        return "The coordinator and the helper are trusted not to work together: the coordinator"
+    return (
+        f"No more than {secure.adversaries:g} of a round's devices (secure.adversaries) work "
+        "together with the coordinator: the coordinator"
+    )
+
+
 def _distributed(plan: PlanKeys) -> Iterator[str]:
     """Yield what is assumed where devices add the noise under their masks."""
     secure, privacy = plan.secure, plan.privacy
     assert secure is not None
     assert privacy is not None
-    with_it = " and the helper are trusted not to work together: the coordinator" * (
-        secure.mode == "helper"
-    )
     yield (
-        f"The coordinator{with_it} sees neither an update nor a sum without noise. Each device "
-        f"adds so much that {secure.minimum} of them (secure.minimum), the fewest whose updates "
-        "are added up, have a release's noise together. The secret of its noise stays on no disk."
+        f"{_who_is_trusted_with_masks(secure)} sees neither an update nor a sum without noise. "
+        f"Each device adds so much that {secure.minimum} of them (secure.minimum), the fewest "
+        "whose updates are added up, have a release's noise together. No device writes the secret "
+        "of its noise to a disk."
     )
     if privacy.colluding:
         told = (

@@ -51,7 +51,8 @@ SECURE_RULES = (
         lambda plan, secure: plan.aggregation.normalise,
         lambda plan, secure: (
             "aggregation.normalise = true with [secure]: FedNova multiplies each update by its "
-            "device's number of steps, and the coordinator has no single update. Leave it out"
+            "device's number of steps, and the coordinator has no single update. Use another "
+            'recipe, such as "fedavg"'
         ),
     ),
     _secure_rule(
@@ -59,15 +60,15 @@ SECURE_RULES = (
         lambda plan, secure: (
             f"aggregation.q = {plan.aggregation.q} with [secure]: q-FedAvg multiplies each update "
             "by its device's loss and divides by their norms, and the coordinator knows neither. "
-            "Leave it out"
+            'Use another recipe, such as "fedavg"'
         ),
     ),
     _secure_rule(
         lambda plan, secure: plan.aggregation.max_norm is not None,
         lambda plan, secure: (
             f"aggregation.max_norm = {plan.aggregation.max_norm:g} with [secure]: the coordinator "
-            f"cannot measure a masked update. secure.clip = {secure.clip:g} is what devices clip "
-            "their updates to"
+            f"cannot measure a masked update. Leave it out: devices shorten their updates to "
+            f"secure.clip = {secure.clip:g}"
         ),
     ),
     _secure_rule(
@@ -127,7 +128,8 @@ SECURE_RULES = (
         lambda plan, secure: plan.round.minimum < secure.minimum,
         lambda plan, secure: (
             f"round.minimum = {plan.round.minimum} is less than secure.minimum = {secure.minimum}: "
-            "so few updates are not added up, and the round could not be committed"
+            "so few updates are not added up, and the round could not be committed. Raise "
+            f"round.minimum to {secure.minimum}, or lower secure.minimum"
         ),
     ),
     _secure_rule(

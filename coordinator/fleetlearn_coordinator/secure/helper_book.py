@@ -124,7 +124,7 @@ def check_signatures(asked: MaskSumRequest, keys: Mapping[str, bytes]) -> None:
     those that are enrolled. Raises NotAddedError."""
     if unknown := [each.device for each in asked.reports if each.device not in keys]:
         raise NotAddedError(
-            RefusalName.UNKNOWN_DEVICE, "this helper's operator has not enrolled them", unknown
+            RefusalName.UNKNOWN_DEVICE, "not enrolled by this helper's operator", unknown
         )
     signed = zip(asked.reports, asked.signed(), strict=True)
     if forged := [

@@ -40,6 +40,7 @@ class HelperView(msgspec.Struct, frozen=True, kw_only=True):
     def lines(self) -> list[tuple[str, str]]:
         """Return labels and texts, for a terminal."""
         ends = "" if self.certificate_ends is None else f", until {shown(self.certificate_ends)}"
+        runs = "1 run" if self.runs == 1 else f"{self.runs} runs"
         last = "" if self.last is None else f", the last on {shown(self.last)}"
         return [
             ("address", f"{self.address} (certificate for {self.certificate_names}{ends})"),
@@ -47,7 +48,7 @@ class HelperView(msgspec.Struct, frozen=True, kw_only=True):
             ("certificate", self.certificate),
             ("minimum", f"{self.minimum} devices in a sum"),
             ("devices", f"{self.devices} enrolled"),
-            ("answered", f"{self.sets} sums of {self.runs} runs, {self.seeds} seeds{last}"),
+            ("answered", f"{self.sets} sums of {runs}, {self.seeds} seeds{last}"),
         ]
 
 

@@ -68,7 +68,9 @@ LARGE_MODEL = 8 * 2**20
 on a busy machine with FedAdam, a commit of 4 MB takes 50 ms, of 16 MB 200 to 400 ms, of 40 MB about
 a second."""
 
-NOT_SHOWN = "not shown: the run is private, and the text may follow from the device's data"
+NOT_SHOWN = (
+    "not shown, as the text may follow from the device's data; the device's own log has the reason"
+)
 """What people read in the place of a device's words."""
 
 

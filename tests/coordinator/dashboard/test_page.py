@@ -95,11 +95,11 @@ def test_the_budget_of_a_private_run_is_seen_as_it_is_spent(
             spent = page.get_by_text("The privacy budget is spent: epsilon 2.26 of 2.3 after")
             expect(spent).to_be_visible()
             expect(page.get_by_text("4 releases, 0 left")).to_be_visible()
-            said = "The run is private: its devices do not take part in evaluations."
+            said = "Devices take no part in evaluations here: what they measure could tell"
             expect(page.get_by_text(said)).to_be_visible()
             empty = page.get_by_text("The model was not evaluated on devices yet.")
             expect(empty).to_be_hidden()
-            words = "The run is private: what its devices measure is not shown."
+            words = "What devices measure is not shown: it could tell about their data."
             expect(page.get_by_text(words).first).to_be_visible()
             expect(page.get_by_text("No round has measured it yet.")).to_have_count(0)
             versions = page.get_by_role("table", name="The versions of the model that are kept")

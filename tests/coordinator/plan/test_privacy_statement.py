@@ -134,6 +134,15 @@ def test_with_masked_updates_the_statement_says_who_is_trusted_with_what() -> No
     assert len(masked) == len(plain)
 
 
+@pytest.mark.parametrize("mechanism", ["gaussian", "distributed"])
+def test_a_run_without_a_helper_is_not_said_to_trust_one(mechanism: str) -> None:
+    small = SMALL.replace("4", "40")
+    private = f'{PRIVATE}mechanism = "{mechanism}"\n'
+    found = statement(f'{small}minimum = 26\n{private}[secure]\nmode = "pairwise"\n').assumed
+    assert any("No more than 0.05 of a round's devices" in line for line in found)
+    assert not any("helper" in line for line in found)
+
+
 def test_a_multiplier_of_the_mean_is_told_where_it_is_another_one() -> None:
     """A computed noise has nine digits, and 1 / sqrt(noise^-2) is not always the same float."""
     for budget in (0.7, 1.3, 2.9, 4.0, 5.3, 8.1):

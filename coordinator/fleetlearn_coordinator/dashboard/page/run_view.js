@@ -12,8 +12,8 @@ import { stateOf } from "./runs_view.js";
 
 const COLOURS = 8;
 const BARS = 40;
-const NOT_EVALUATED = "The run is private: its devices do not take part in evaluations.";
-const NOT_RELEASED = "The run is private: what its devices measure is not shown.";
+const NOT_EVALUATED = "Devices take no part in evaluations here: what they measure could tell about their data.";
+const NOT_RELEASED = "What devices measure is not shown: it could tell about their data.";
 // What the names of metrics begin with that are drawn beside others -> in words.
 const KINDS = [["personal.", "of personal models"], ["test.", "on the test data"]];
 const HELD_OUT = "on held-out data";

@@ -22,6 +22,7 @@ from fleetlearn_protocol.secure.helper_messages import (
     SealedReport,
 )
 
+from fleetlearn_coordinator.network.own_certificate import shown
 from fleetlearn_coordinator.plan.secure_section import SecureSection
 from fleetlearn_coordinator.rounds.commands import BY_HELPER, Command, Commit
 from fleetlearn_coordinator.rounds.engine import Engine
@@ -116,6 +117,8 @@ class MaskSums:
         """What is to be asked now. None: nothing."""
         self.tries = 0
         """How often it was asked without a sum."""
+        self._since = 0.0
+        """When this process began to ask: Unix time."""
         self._trouble = ""
         """Why there was none."""
         self.changed: Callable[[], None] = lambda: None
@@ -144,6 +147,7 @@ class MaskSums:
         else:
             self._store.write([self._row(command.round, question)])
         self._command, self.tries, self._trouble = command, 0, ""
+        self._since = now.wall
         self._ask(question)
         return []
 
@@ -243,7 +247,10 @@ class MaskSums:
         )
         if self._trouble:
             times = "once" if self.tries == 1 else f"{self.tries} times"
-            text = f"{text}. It was asked {times}, and will be asked again: {self._trouble}"
+            text = (
+                f"{text}. The helper was asked {times} since {shown(self._since)}, and will be "
+                f"asked again: {self._trouble}"
+            )
         self._engine.waits_on = text
 
     def _refused(self, command: Commit, error: HelperRefusedError, now: Clocks) -> list[Command]:
