@@ -27,8 +27,13 @@ def graph_for(secure: SecureSection, devices: int) -> Degrees:
     assert secure.adversaries is not None
     assert secure.dropouts is not None
     degree, threshold = secure.degree, secure.threshold
+    consistent = secure.server == "semi-honest"
+    if not consistent and (degree or threshold):
+        raise ValueError(
+            'with secure.server = "semi-malicious" all devices are neighbours, and the threshold '
+            "follows from their number: leave secure.degree and secure.threshold out"
+        )
     if degree is None or threshold is None:
-        consistent = secure.server == "semi-honest"
         found = graph_of(devices, secure.adversaries, secure.dropouts, consistent=consistent)
         degree = degree or found.neighbours
         threshold = threshold or min(found.threshold, degree)

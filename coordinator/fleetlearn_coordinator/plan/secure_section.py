@@ -49,8 +49,8 @@ class SecureSection(Section, frozen=True, kw_only=True):
     begun; with more, the round is abandoned. Default: 0.1."""
     server: Literal["semi-honest", "semi-malicious"] | None = None
     """pairwise: semi-honest: the coordinator tells all devices the same. semi-malicious: it may
-    tell them different things about who was lost, which takes more neighbours. Default:
-    semi-honest."""
+    tell them different things about who was lost: all devices are neighbours, of which more must
+    stay. At most 97 devices. Default: semi-honest."""
     degree: Annotated[int, Meta(ge=2, le=MOST_NEIGHBOURS, multiple_of=2)] | None = None
     """pairwise: how many neighbours each device has; those of a round of no more devices are all
     neighbours. Default: the fewest with which the two shares hold."""

@@ -10,9 +10,11 @@ tiny probability, whoever of the n devices is hostile (a share of them) or lost 
 * no device has as many hostile neighbours as its secrets' threshold t: 2^-41 for all n;
 * each device has at least t neighbours that stay: 2^-20 for all n.
 
-The last two are tails of the hypergeometric distribution. Against a coordinator that shows
-different devices different lists of who was lost, t is so large that no two such lists can both
-find t neighbours, the hostile ones among them.
+The last two are tails of the hypergeometric distribution. ``degrees`` is for a coordinator that
+tells all devices the same of who was lost. One that does not can open a single update of a sparse
+graph: it tells the device's neighbours that the device stayed, and the neighbours of these that
+they were lost, so that it has the device's own seed and its neighbours' masking keys. Where all
+devices are neighbours, a large threshold leaves it too few devices to tell so (``graph_of``).
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import ceil, exp, floor, lgamma, log
 from typing import NamedTuple
+
+from fleetlearn_protocol.messages import MOST_NEIGHBOURS
 
 HIDING = 41
 """- log2 of the probability of each of the first two failures."""
@@ -61,6 +65,8 @@ def degrees(devices: int, hostile: float, lost: float, *, consistent: bool = Tru
     )
 
 
+_MOST_ALL = MOST_NEIGHBOURS + 1
+"""More devices cannot all be neighbours: what is said of them does not fit into a message."""
 _ALL = 32
 """Up to so many devices are all neighbours of each other: that costs little, and where shares of
 few devices are whole numbers of devices, one more that vanishes must not end the session."""
@@ -72,23 +78,45 @@ def graph_of(devices: int, hostile: float, lost: float, *, consistent: bool = Tr
     threshold is half way between the least that hides the secrets and the most that stay, where a
     share above 0 is one device at least.
 
-    devices: n, at least 2. The other arguments are those of ``degrees``. Raises ValueError where
-    so many devices cannot hide their updates, or too few would be left to unmask the sum.
+    devices: n, at least 2. consistent: whether the coordinator tells all devices the same of who
+    was lost. False: it may not, and all devices are neighbours, however many they are. The other
+    arguments are those of ``degrees``. Raises ValueError where so many devices cannot hide their
+    updates, or too few would be left to unmask the sum.
     """
-    if devices > _ALL:
-        return degrees(devices, hostile, lost, consistent=consistent)
+    if consistent and devices > _ALL:
+        return degrees(devices, hostile, lost)
+    if devices > _MOST_ALL:
+        raise ValueError(
+            "where the coordinator may tell devices different things, all are neighbours, and at "
+            f"most {_MOST_ALL} devices can be"
+        )
     _check_shares(hostile, lost, consistent)
     bad = max(floor((hostile + _MARGIN) * devices), hostile > 0)
     gone = max(floor((lost + _MARGIN) * devices), lost > 0)
     others = devices - 1
     stay = others - gone
-    least = max(2, bad + 1 if consistent else (others + bad) // 2 + 1)
+    least = max(2, bad + 1) if consistent else _least_for_any_lists(devices, bad)
     if least > stay:
         raise ValueError(
             f"of {devices} devices a share of {hostile:g} may be hostile and {lost:g} may vanish: "
             f"{least} neighbours of each device must stay to hide its update, and {max(0, stay)} do"
         )
     return Degrees(others, (least + stay) // 2)
+
+
+def _least_for_any_lists(devices: int, bad: int) -> int:
+    """Return the least threshold with which no update is opened by itself where all devices are
+    neighbours, whatever each of them is told of who was lost.
+
+    A device's own seed and its masking key would take two lists of t devices each, with only the
+    hostile ones on both. So the masking keys of all that it masked with would be needed, t at
+    least, of which the hostile ones are known. Each of the others takes t - bad honest devices that
+    are told that it was lost, and each of these is told so of n - 1 - t at most.
+    """
+    others, least = devices - 1, 2
+    while 2 * least <= others + bad or (least - bad) ** 2 <= (devices - bad) * (others - least):
+        least += 1
+    return least
 
 
 def _check_shares(hostile: float, lost: float, consistent: bool) -> None:

@@ -39,8 +39,9 @@ def test_the_graph_follows_the_number_of_devices() -> None:
     assert graph_for(secure_of(f"{large}degree = 40\n"), 1000) == (40, 19)
     assert graph_for(secure_of(f"{large}degree = 40\nthreshold = 30\n"), 1000) == (40, 30)
     assert graph_for(secure_of(f"{large}degree = 40\nthreshold = 20\n"), 25) == (24, 20)
-    semi = secure_of(f'{large}server = "semi-malicious"\n')
-    assert graph_for(semi, 1000) == (78, 52)
+    small = ROUND.format(goal=40, minimum=30) + PAIRWISE
+    semi = secure_of(f'{small}server = "semi-malicious"\n')
+    assert graph_for(semi, 40) == graph_of(40, 0.05, 0.1, consistent=False) == (39, 29)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,15 @@ def test_the_graph_follows_the_number_of_devices() -> None:
         (
             ROUND.format(goal=1000, minimum=900) + f"{PAIRWISE}adversaries = 0.33\ndropouts = 0.33",
             "each would need 274 neighbours, and can have 96",
+        ),
+        (
+            ROUND.format(goal=120, minimum=100) + f'{PAIRWISE}server = "semi-malicious"\n',
+            "and 100 devices (round.minimum): where the coordinator may tell devices different",
+        ),
+        (
+            ROUND.format(goal=40, minimum=30)
+            + f'{PAIRWISE}server = "semi-malicious"\nthreshold = 20\n',
+            "leave secure.degree and secure.threshold out",
         ),
         (
             ROUND.format(goal=40, minimum=10) + f"{PAIRWISE}degree = 20\nthreshold = 12\n",
