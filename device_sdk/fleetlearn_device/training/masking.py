@@ -67,10 +67,11 @@ def counted_words(
     """Return an update as it counts, and its weight, as whole numbers below 2^bits: uint32,
     (P + 1,).
 
-    update: float32, (P,), clipped to the L2 norm ``bound``. What the words mean is no longer
-    either: where rounding made it longer, the update is made a little shorter and rounded once
-    more. share: its weight. factor: what its staleness leaves of it, above 0 and at most 1. draw:
-    asked for the seed of each rounding: a fraction is a word of that seed's mask, divided by 2^32.
+    update: float32, (P,), clipped to the L2 norm ``bound``. The vector that the words stand for is
+    within ``bound`` too: where rounding took it beyond, the update is made a little shorter and
+    rounded once more. share: the update's weight. factor: what staleness leaves of the update,
+    above 0 and at most 1. draw: asked for the seed of each rounding: a fraction is a word of that
+    seed's mask, divided by 2^32.
     Raises ValueError: a share or factor out of range, an element beyond the bound, words of too few
     bits for this many elements.
     """
