@@ -35,8 +35,8 @@ def _least_factor(plan: PlanKeys, rules: RoundRules) -> float:
 
 
 def why_not_secure(secure: SecureTask | None, check_in: CheckIn) -> str:
-    """Return why a device can have no task for the sake of secure aggregation, for its owner; empty
-    if it can. ``secure``: of the run's tasks."""
+    """Return why secure aggregation keeps a device from having tasks of the run, for the device's
+    owner; empty if it does not. ``secure``: of the run's tasks."""
     can = check_in.privacy
     if secure is None and "secure-required" in can:
         return (

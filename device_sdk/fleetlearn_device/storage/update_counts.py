@@ -80,5 +80,5 @@ class UpdateCounts:
 
 
 def _name(task_id: str) -> str:
-    """Return a task's name in 16 characters, as that of a task may be four times as long."""
+    """Return a hash of a task's name, 16 characters: the name may be four times as long."""
     return hashlib.sha256(task_id.encode()).hexdigest()[:16]

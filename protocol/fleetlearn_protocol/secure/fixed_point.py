@@ -58,9 +58,11 @@ def to_words(update: Vector, bound: float, bits: int, fractions: NDArray[np.floa
 
 
 def excess_of(words: Words, bits: int) -> int:
-    """Return how much the square of an update's L2 norm, as its words mean it, is above that of the
-    bound, in units of (bound / (2^bits - 1))^2: exact, and 0 or less where the update is no longer
-    than the bound. Rounding may make it longer. ``words``: of its elements, without the weight.
+    """Return how far an update's words are beyond the bound: the squared L2 norm of the vector that
+    they stand for, less the bound's square, in units of (bound / (2^bits - 1))^2.
+
+    Exact. 0 or less: the vector is within the bound. Rounding may take it beyond. ``words``: of the
+    update's elements, without the weight.
     """
     most = 2**bits - 1
     total = 0
