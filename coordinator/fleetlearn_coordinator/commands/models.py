@@ -137,7 +137,7 @@ def evaluate_held_out(
 @app.command("export-model")
 def export_model(
     plan: PlanFile,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The ONNX file to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
     version: Annotated[
         str | None,
         typer.Option(
@@ -148,11 +148,18 @@ def export_model(
             ),
         ),
     ] = None,
+    as_bundle: Annotated[
+        bool,
+        typer.Option(
+            "--bundle", help="Write a training bundle, for a new run that begins with this model."
+        ),
+    ] = False,
 ) -> None:
-    """Write the trained model as an ONNX file that any ONNX Runtime runs."""
+    """Write the trained model as an ONNX file that any ONNX Runtime runs, or as a bundle."""
     from fleetlearn_protocol import open_bundle, write_inference_model
 
     from fleetlearn_coordinator.plan.plan import Plan
+    from fleetlearn_coordinator.service.onward_bundle import write_onward_bundle
     from fleetlearn_coordinator.service.status import read_model
     from fleetlearn_coordinator.service.versions import choose_version
 
@@ -161,14 +168,18 @@ def export_model(
         chosen = choose_version(settings, version)
         number, vector = read_model(settings.data_dir, chosen.version)
         bundle = open_bundle(settings.bundle)
-        content = write_inference_model(bundle, vector)
         draft = output.with_name(output.name + ".draft")
         try:
-            draft.write_bytes(content)
+            if as_bundle:
+                write_onward_bundle(bundle, vector, draft)
+            else:
+                draft.write_bytes(write_inference_model(bundle, vector))
             draft.replace(output)
         except OSError as error:  # its own text would name the draft
             raise OSError(error.errno, error.strerror, str(output)) from None
-    say(f"wrote version {number} ({chosen.why}) to {output} ({len(content)} bytes)")
+    size = output.stat().st_size
+    what = "a bundle that begins with " if as_bundle else ""
+    say(f"wrote {what}version {number} ({chosen.why}) to {output} ({size} bytes)")
     personal = bundle.manifest.local_size - bundle.manifest.size
     if personal:
         say(

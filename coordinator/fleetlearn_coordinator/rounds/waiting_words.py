@@ -102,7 +102,8 @@ def _limited(state: EngineState) -> str:
     if done:
         most = rule.participations
         parts.append(f"{done} took part as often as they may (privacy.participations = {most})")
-    return f"; of the connected devices, {', '.join(parts)}. Others have to connect"
+    new_run = ", or a new run begins from the model (`export-model --bundle`)" if held else ""
+    return f"; of the connected devices, {', '.join(parts)}. Others have to connect{new_run}"
 
 
 def _for_reports(state: EngineState, now: float) -> str:

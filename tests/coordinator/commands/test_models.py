@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan
@@ -14,9 +16,10 @@ from fleetlearn_coordinator.rounds.commands import Finish
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import Metadata, ModelMade, RoundClosed, RoundOpened
 from fleetlearn_coordinator.storage.store import open_store
-from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol import open_bundle, write_inference_model
+from fleetlearn_protocol.manifest import INFER, PARAMETERS
 from fleetlearn_protocol.vector import digest
-from peers import SIZE, plan_text
+from peers import SIZE, plan_text, write_personal_bundle, write_test_bundle
 from typer.testing import CliRunner, Result
 
 
@@ -185,3 +188,35 @@ def test_a_version_that_cannot_be_chosen_is_refused_with_the_reason(
         )
         assert refused.exit_code == 1
         assert text in re.sub(r"\s+", " ", refused.stderr)
+
+
+@pytest.mark.parametrize("make", [write_test_bundle, write_personal_bundle])
+def test_a_bundle_begins_a_new_run_with_the_model(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    """All else of the bundle stays: the graphs, and what is personal."""
+    old = open_bundle(make(tmp_path / "old.bundle"))
+    plan = tmp_path / "plan.toml"
+    plan.write_text(plan_text(old.path, tmp_path / "run"))
+    model = np.random.default_rng(0).normal(size=old.manifest.size).astype(np.float32)
+    store = open_store(tmp_path / "run", old.sha256)
+    store.write(store.write_model(ModelMade(0, digest(model), 0, 5.0), model, {}))
+    store.close()
+    output = tmp_path / "onward.bundle"
+    shown = run("export-model", plan, "--bundle", "--output", output)
+    assert shown.exit_code == 0, shown.stderr
+    said = re.sub(r"\s+", " ", shown.stderr)
+    assert "wrote a bundle that begins with version 0 (the newest) to" in said
+    new = open_bundle(output)
+    assert new.sha256 != old.sha256
+    assert np.array_equal(new.parameters()[: model.size], model)
+    assert np.array_equal(new.parameters()[model.size :], old.parameters()[model.size :])
+    assert msgspec.structs.replace(new.manifest, files={}) == msgspec.structs.replace(
+        old.manifest, files={}
+    )
+    assert new.read(INFER) == write_inference_model(old, model)
+    for file in old.manifest.files.keys() - {PARAMETERS, INFER}:
+        assert new.read(file) == old.read(file)
+    assert sorted(path.name for path in tmp_path.iterdir() if "onward" in path.name) == [
+        "onward.bundle"
+    ]

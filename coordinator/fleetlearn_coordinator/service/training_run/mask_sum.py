@@ -56,7 +56,7 @@ WHAT_TO_DO = {
     "was restored, and no other set that has them ever is",
     RefusalName.DEVICE_TWICE: "a sum with their updates of this very model was made before, such "
     "as before a roll back or a restored backup: other devices have to train, or a new run has to "
-    "begin from the model",
+    "begin from the model (`fleetlearn-coordinator export-model --bundle`)",
     RefusalName.TOO_FEW_DEVICES: "the helper's operator can lower its minimum, or secure.minimum "
     "and round.minimum have to be as large",
     RefusalName.TOO_LARGE: "the helper's operator can raise most_elements or most_devices",

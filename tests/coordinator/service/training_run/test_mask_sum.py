@@ -234,6 +234,7 @@ def test_wrong_masks_end_the_round_by_name(make_plan: PlanMaker, tmp_path: Path)
     waits = waits_for(fleet.run.engine, 0.0)
     assert waits.startswith("a round needs 2 devices (round.minimum), and none can take part")
     assert "3 had their updates of this very model in a sum before" in waits
+    assert "or a new run begins from the model (`export-model --bundle`)" in waits
     assert leases(fleet.check_in("a")) == []
     others = leases(fleet.check_in("d", "e", "f"))
     assert {lease.device for lease in others} == {"d", "e", "f"}
