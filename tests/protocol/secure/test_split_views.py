@@ -95,6 +95,14 @@ def test_no_lists_open_one_update_where_the_plan_is_made_for_it(
     assert not opens_one(devices, graph)
 
 
+@pytest.mark.parametrize("devices", [7, 10, 31, 60, 97])
+def test_nor_where_two_thirds_of_all_devices_must_stay(devices: int) -> None:
+    """What an owner can demand (``secure.minimum``), whatever the graph."""
+    threshold = 2 * devices // 3 + 1
+    for neighbours in {threshold, devices - 1}:
+        assert not opens_one(devices, Degrees(neighbours, threshold))
+
+
 @pytest.mark.parametrize(
     ("devices", "graph"),
     [
