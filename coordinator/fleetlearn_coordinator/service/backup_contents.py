@@ -23,7 +23,7 @@ from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, is_service_file
 from fleetlearn_coordinator.storage.runs import Runs
 
-PLAN_PATHS = ("bundle", "data_dir", "evaluation.data")
+PLAN_PATHS = ("bundle", "data_dir", "evaluation.data", "secure.roster")
 """The keys of a plan that are paths."""
 SERVICE_PATHS = (
     "identities", "runs", "signing_keys", "tls.certificate", "tls.key", "tls.clients",
@@ -121,6 +121,8 @@ def _add_plan(found: BackupContents, name: str, path: Path) -> None:
     if plan.evaluation.data is not None:
         found.files.append(plain(plan.evaluation.data))
         found.secret.add(plain(plan.evaluation.data))
+    if plan.secure is not None and plan.secure.roster is not None:
+        found.files.append(plain(plan.secure.roster))
 
 
 def _add_service(found: BackupContents, settings: ServiceSettings, *, keys: bool) -> None:

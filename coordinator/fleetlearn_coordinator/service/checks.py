@@ -30,7 +30,6 @@ from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.privacy_terms import epsilon_after, noise_multiplier
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
 from fleetlearn_coordinator.privacy.accounting import has_accounting
-from fleetlearn_coordinator.service.helper_check import check_helper
 from fleetlearn_coordinator.service.views.records import CheckView, RunView
 from fleetlearn_coordinator.service.views.run_views import RunPlace, run_view
 from fleetlearn_coordinator.storage.errors import StoreError
@@ -102,8 +101,12 @@ def check_plan(plan: Plan, service: ServiceSettings) -> Checks:
     except FleetError as error:
         do = "export the model again, or change the plan"
         yield CheckView("bundle", BAD, error.text, do)
-    if helper := check_helper(plan, elements):
-        yield helper
+    if plan.secure is not None:
+        # It brings asyncio, cryptography and http.client: others need not wait for them.
+        from fleetlearn_coordinator.service.helper_check import check_helper
+
+        if helper := check_helper(plan, elements):
+            yield helper
     try:
         storage = find_storage(plan.data_dir)
     except FleetError as error:

@@ -92,6 +92,14 @@ def test_all_files_of_a_plan_and_its_service_are_named(tmp_path: Path, bundle_pa
     assert {*private} < {*find_contents(plan, service, keys=True).files}
 
 
+def test_the_list_of_devices_of_pairwise_masks_is_named(tmp_path: Path, bundle_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    secure = {"secure__mode": "pairwise", "secure__clip": 1.0, "secure__roster": "devices.txt"}
+    rounds = {"round__goal": 6, "round__minimum": 5, "local__evaluate": False}
+    plan.write_text(plan_text(bundle_path, "run", **rounds, **secure))
+    assert tmp_path / "devices.txt" in find_contents(plan, None, keys=False).files
+
+
 def test_what_does_not_go_together_is_refused(tmp_path: Path, bundle_path: Path) -> None:
     plan, service = tmp_path / "plan.toml", tmp_path / "service.toml"
     plan.write_text(plan_text(bundle_path, "run"))
