@@ -433,6 +433,9 @@ class Welcome(Message, frozen=True, tag="welcome"):
     newest: SharedModel | None = None
     """The newest model, where the device wants it and the coordinator gives it. The device may
     fetch its bytes and the bundle's files."""
+    warning: Text = ""
+    """For people: what went wrong with the device's last update after it was accepted, such as
+    that the helper of secure aggregation refused it. The device goes on. Empty: nothing did."""
 
 
 class Task(Message, frozen=True, tag="task"):

@@ -215,6 +215,7 @@ def by_hand_valid() -> list[dict[str, Any]]:
         "protocol": 1,
         "waits": "",
         "newest": None,
+        "warning": "",
     }
     return [
         entry("heartbeat", "white space", ' \n\t{ "type" : "heartbeat" }\r\n', fields=beat),

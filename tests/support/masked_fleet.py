@@ -49,6 +49,11 @@ class CalledHelper:
             return HelperRefusedError(found)
         return np.frombuffer(found.words, "<u4").astype(np.uint32)
 
+    def enrol(self, device: str) -> None:
+        store = HelperStore(self.path)
+        store.enrol([(device, SecureDevice(device).public)], 2.0)
+        store.close()
+
     def revoke(self, device: str) -> None:
         store = HelperStore(self.path)
         store.revoke(device, 1.0)

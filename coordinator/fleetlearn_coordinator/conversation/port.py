@@ -157,6 +157,10 @@ class RunPort(Port, Protocol):
     def unfit(self, check_in: CheckIn) -> str:
         """Return why the device can have no task of this run, for people; empty: it can."""
 
+    def warning_for(self, device: str) -> str:
+        """Return what went wrong with its last update after it was accepted, for people; empty:
+        nothing did."""
+
     def may_serve(self, device: str) -> bool:
         """Return whether the device, which waits here, may be given a task in the next round."""
 

@@ -172,7 +172,10 @@ class Host:
         device = SharedDevice(driver, msgspec.structs.replace(check_in, held=None), fits)
         port = SharedPort(turns, device)
         ineligible = "" if fits else why[:MAX_TEXT]
-        return Admitted(port, welcome(check_in, self.heartbeat, ineligible), 0, 0)
+        said = {run.port.name: run.port.warning_for(check_in.device) for run in turns.runs}
+        warning = "; ".join(f"{name}: {text}" for name, text in said.items() if text)[:MAX_TEXT]
+        welcomed = welcome(check_in, self.heartbeat, ineligible, warning=warning)
+        return Admitted(port, welcomed, 0, 0)
 
     def can_sign_for(self, check_in: CheckIn) -> bool:
         """Return whether the device, if it trusts keys, trusts one of the service's."""
@@ -277,11 +280,13 @@ def welcome(
     ineligible: str = "",
     waits: str = "",
     newest: SharedModel | None = None,
+    warning: str = "",
 ) -> Welcome:
     """Return the welcome for a device that may stay. ``ineligible``: why it gets no task, for its
-    owner. ``waits``: why nobody gets one now. ``newest``: the model, for one that takes no part."""
+    owner. ``waits``: why nobody gets one now. ``newest``: the model, for one that takes no part.
+    ``warning``: what went wrong with its last update, for its owner."""
     version = agreed_version(check_in)
-    return Welcome(SOFTWARE, heartbeat, CHUNK_BYTES, ineligible, version, waits, newest)
+    return Welcome(SOFTWARE, heartbeat, CHUNK_BYTES, ineligible, version, waits, newest, warning)
 
 
 def _signer(files: Sequence[Path]) -> Signer | None:

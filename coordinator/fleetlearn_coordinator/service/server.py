@@ -163,8 +163,16 @@ class RunServer:
         limits, waits = self.engine.limits, waits_for_in_general(self.engine)
         if limits is not None:
             waits = limits.why_not(check_in.device) or waits
-        welcomed = welcome(check_in, self.host.heartbeat, self.unfit(check_in), waits, newest)
+        warning = self.warning_for(check_in.device)
+        why = self.unfit(check_in)
+        welcomed = welcome(check_in, self.host.heartbeat, why, waits, newest, warning)
         return Admitted(self, welcomed, self.download, self.upload)
+
+    def warning_for(self, device: str) -> str:
+        """Return what went wrong with the device's last update after it was accepted, for its
+        owner; empty if nothing did."""
+        sums = self.run.mask_sums
+        return "" if sums is None else sums.refusals.words_for(device)
 
     def unfit(self, check_in: CheckIn) -> str:
         """Return why the device can have no task of this run, for its owner; empty if it can."""

@@ -10,6 +10,7 @@ EVENTS: Mapping[str, str] = {
     "connected": "the connection is open",
     "checked-in": "the coordinator welcomed the device",
     "not-eligible": "the coordinator gives this device no task, and says why",
+    "warned": "what went wrong with the last update after it was accepted",
     "no-task": "there was no task for a while: after 10 minutes, 20, 40, then once a day",
     "task-given": "the coordinator gave a task",
     "fetching": "a file of the bundle, or a model, is fetched",

@@ -38,6 +38,11 @@ class History(msgspec.Struct, frozen=True):
     secure: SecureTask | None = None
     """How the update of the last task to train is masked. None: it is not."""
 
+    def warned(self, text: str) -> History:
+        """Return the history after the coordinator said why the last update does not count, though
+        it was accepted."""
+        return msgspec.structs.replace(self, reason=text)
+
     def begun(self, task: Task | Question) -> History:
         """Return the history after the device has taken a task."""
         begun = msgspec.structs.replace(self, task=task.task, end="")

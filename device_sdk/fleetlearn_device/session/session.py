@@ -587,6 +587,10 @@ class Session:
         if message.ineligible:
             text = f"there will be no task for this device: {message.ineligible}"
             commands.append(Note(text, warning=True, event="not-eligible"))
+        if message.warning:
+            self.history = self.history.warned(message.warning)
+            text = f"the coordinator warns: {message.warning}"
+            commands.append(Note(text, warning=True, event="warned"))
         if self._unsent_failure is not None:
             commands.append(Send(self._unsent_failure))
             self._unsent_failure = None

@@ -33,6 +33,7 @@ from fleetlearn_protocol.messages import (
     Uploaded,
     Welcome,
 )
+from fleetlearn_protocol.secure.helper_messages import RefusalName
 from fleetlearn_protocol.secure.task_terms import terms_of
 from masked_peers import CAN_MASK, SECURE, MaskedUpload, masked_upload, otherwise
 from peers import BUFFERED, SIZE, Peer, PlanMaker, fleet, report_of, update_of
@@ -71,6 +72,42 @@ async def send(peer: Peer, upload: MaskedUpload) -> Any:
         await peer.send(chunk)
     await peer.send(Uploaded(grant.task))
     return await peer.receive()
+
+
+async def welcome(peer: Peer) -> Welcome:
+    await peer.send(CheckIn(1, peer.name, 10, privacy=CAN_MASK))
+    return await peer.expect(Welcome)
+
+
+REFUSED = (
+    "the helper refused this device's last update: unknown-device; give its operator the line that "
+    "`fleetlearn-device public-key` prints"
+)
+
+
+@run_async
+async def test_a_device_that_the_helper_refused_is_told_when_it_checks_in(
+    make_plan: PlanMaker,
+) -> None:
+    async with asyncio.timeout(30), fleet(make_plan(**SECURE)) as (coordinator, join):
+        sums = coordinator.run.mask_sums
+        assert sums is not None
+        sums.refusals.refuse(["a"], RefusalName.UNKNOWN_DEVICE)
+        sums.refusals.refuse(["b"], RefusalName.DEVICE_TWICE)  # its owner can do nothing
+        said = {name: (await welcome(await join(name, check_in=False))).warning for name in "abc"}
+        assert said == {"a": REFUSED, "b": "", "c": ""}
+
+
+@in_folder
+async def test_on_a_host_with_several_runs_the_run_is_named(folder: Path) -> None:
+    async with several(folder) as host:
+        masked = await host.add("masked", **SECURE, round__goal=2)
+        await host.add("plain", round__goal=1)
+        await host.hosted.look()
+        assert masked.run.mask_sums is not None
+        masked.run.mask_sums.refusals.refuse(["a"], RefusalName.UNKNOWN_DEVICE)
+        peers = [await host.connect(name) for name in "ab"]
+        assert [(await welcome(peer)).warning for peer in peers] == [f"masked: {REFUSED}", ""]
 
 
 def saved(plan: Plan) -> dict[str, SavedReport]:

@@ -212,6 +212,17 @@ def test_a_device_that_gets_no_task_says_the_coordinator_s_reason() -> None:
     )
 
 
+def test_a_warning_of_the_welcome_is_kept_and_said() -> None:
+    """Over a new connection and a new process the status keeps it as the last reason."""
+    text = "the helper refused this device's last update: unknown-device"
+    session = Session("dev", 7)
+    session.connected(0.0)
+    commands = session.received(encode(Welcome("c", 10.0, 8, warning=text)), 0.0)
+    (note,) = [each for each in commands if isinstance(each, Note) and each.warning]
+    assert (note.event, note.text) == ("warned", f"the coordinator warns: {text}")
+    assert session.history.reason == text
+
+
 def test_the_wait_is_counted_from_the_end_of_the_last_task() -> None:
     session = online()
     tell(session, task("A"), 500.0)

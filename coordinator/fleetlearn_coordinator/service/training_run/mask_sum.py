@@ -9,7 +9,7 @@ same set: the helper answers each seed in one set alone, ever. Nothing here asks
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -36,6 +36,7 @@ from fleetlearn_coordinator.secure.helper_client import (
 from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.run_log import RunLog
+from fleetlearn_coordinator.service.training_run.helper_refusals import HelperRefusals
 from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget
 from fleetlearn_coordinator.service.training_run.round_reports import RoundReports, SpooledReport
 from fleetlearn_coordinator.service.training_run.round_work import Record
@@ -109,6 +110,7 @@ class MaskSums:
         self._budget = budget
         self._saved = saved_set(store.ledger)
         """The set that an earlier process asked for."""
+        self.refusals = HelperRefusals(store.ledger)
         self._command: Commit | None = None
         """The round that waits for a sum."""
         self._written: MaskQuestion | None = None
@@ -221,6 +223,9 @@ class MaskSums:
                         "round %d: the helper has answered", command.round, extra=answered
                     )
                 self.forget()
+                taken = (report.device for report in question.request.reports)
+                if rows := self.refusals.take(taken):
+                    self._store.write(rows)
                 self._unmask(command, masks, now)
         return []
 
@@ -272,6 +277,7 @@ class MaskSums:
             extra=said("devices-left-out", round=command.round, cause=cause, devices=len(devices)),
         )
         ended = self._engine.leave_out(tasks, cause)
+        rows = self.refusals.refuse(devices, refusal.name)
         if refusal.name in (RefusalName.DEVICE_TWICE, RefusalName.SEED_USED):
             self._engine.spend(devices & self._reports.trained_from(self._engine.version))
         self._reports.leave_out(tasks)
@@ -280,19 +286,24 @@ class MaskSums:
         command = command._replace(dropped=dict(dropped))
         if missing := self._too_few():
             text = f"{missing}: {_advised(error.text, refusal)}"
-            return self._give_up(command, text, now, ended)
+            return self._give_up(command, text, now, ended, rows)
         self._command, question = command, self._make_question()
-        heard = self._record(ended, now, [self._row(command.round, question)])
+        heard = self._record(ended, now, [*rows, self._row(command.round, question)])
         self._ask(question)
         return heard
 
     def _give_up(
-        self, command: Commit, text: str, now: Clocks, ended: Iterable[Command] = ()
+        self,
+        command: Commit,
+        text: str,
+        now: Clocks,
+        ended: Iterable[Command] = (),
+        rows: Sequence[Row] = (),
     ) -> list[Command]:
         self.forget()
         self._budget.give_up(command.round, self._engine)
         given_up = self._engine.give_up_commit(text, command.dropped, now.engine)
-        return self._record([*ended, *given_up], now)
+        return self._record([*ended, *given_up], now, rows)
 
     def forget(self) -> None:
         """No sum is waited for any more. The answer to a question that is under way changes

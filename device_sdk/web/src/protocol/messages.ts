@@ -194,6 +194,7 @@ const FROM_COORDINATOR = {
     ineligible: optional(forPeople, ""),
     waits: optional(forPeople, ""),
     newest: optional(nullable(object({ bundle: digest, model: vectorReference })), null),
+    warning: optional(forPeople, ""),
     protocol: optional(version, 1),
   }),
   task: object({

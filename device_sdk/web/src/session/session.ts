@@ -480,6 +480,7 @@ export class Session {
     this.link = { is: "online", heartbeatInterval, nextHeartbeat: now + heartbeatInterval, chunkBytes };
     const commands = [note(`checked in with ${message.coordinator || "the coordinator"} as ${this.device}`)];
     if (message.ineligible) commands.push(note(`there will be no task for this device: ${message.ineligible}`, true));
+    if (message.warning) commands.push(note(`the coordinator warns: ${message.warning}`, true));
     if (this.#unsentFailure !== null) commands.push(send(this.#unsentFailure));
     this.#unsentFailure = null;
     if (this.work.is === "holding") commands.push(send(this.work.report));

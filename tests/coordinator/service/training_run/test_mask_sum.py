@@ -129,6 +129,37 @@ def test_a_restart_asks_for_the_same_set_and_takes_no_other_report(
     fleet.store.close()
 
 
+def test_a_refused_device_s_owner_is_told_until_a_set_with_the_device_is_answered(
+    make_plan: PlanMaker, helper: CalledHelper
+) -> None:
+    """Over a restart of the coordinator, too."""
+    helper.revoke("b")
+    plan = make_plan(**secure_settings(helper))
+    fleet = MaskedFleet(plan)
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    assert fleet.sums.refusals.words_for("b") == ""
+    fleet.answer(helper)
+    fleet.answer(helper)
+    fleet.store.close()
+
+    fleet = MaskedFleet(plan)
+    words = fleet.sums.refusals.words_for
+    assert words("b") == (
+        "the helper refused this device's last update: unknown-device; give its operator the line "
+        "that `fleetlearn-device public-key` prints"
+    )
+    assert (words("a"), words("c")) == ("", "")
+    helper.enrol("b")
+    closed_round(fleet, 0.5, 1.0, -0.25)
+    fleet.answer(helper)
+    assert fleet.run.engine.version == 2
+    assert words("b") == ""
+    fleet.store.close()
+    fleet = MaskedFleet(plan)
+    assert fleet.sums.refusals.words_for("b") == ""
+    fleet.store.close()
+
+
 def test_devices_that_the_helper_names_are_left_out(
     make_plan: PlanMaker, helper: CalledHelper, caplog: pytest.LogCaptureFixture
 ) -> None:
