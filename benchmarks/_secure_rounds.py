@@ -30,13 +30,13 @@ from fleetlearn_coordinator.service.training_run.spooled_update import SpooledUp
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_device.driver.signatures import public_key_of
 from fleetlearn_device.training.masking import counted_words, mask_words
-from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.encodings import FLOAT32, masked_encoding
 from fleetlearn_protocol.formats.masked import words_to_bytes
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import UPDATE, Part, Report
 from fleetlearn_protocol.secure import pairwise
 from fleetlearn_protocol.secure.about import MaskedUpdate, MaskTerms, about_update
-from fleetlearn_protocol.secure.fixed_point import Words, bits_for
+from fleetlearn_protocol.secure.fixed_point import Words, bits_for, modulus_bits
 from fleetlearn_protocol.secure.graph import graph_of, neighbours_of
 from fleetlearn_protocol.secure.helper_messages import (
     MaskSumAnswer,
@@ -78,7 +78,8 @@ class Coordinator:
         folder.mkdir()
         self._blobs = FileBlobs(folder, spool_files=1)
         self._file = self._blobs.take_spool_file()
-        self._encoding = find_encoding("float32" if numbers is None else "masked")
+        self._encoding = FLOAT32 if numbers is None else masked_encoding(numbers.bits)
+        self.bits = 0 if numbers is None else numbers.bits
         self._elements, self._given = elements, 0
         adder = aggregators.make("mean") if numbers is None else modular_sum(numbers)
         rules = RoundRules(
@@ -134,10 +135,18 @@ class Sizes(NamedTuple):
 
     devices: int
     elements: int
+    short: bool = False
+    """Whether elements have 12 bits, and travel in 3 bytes."""
 
     @property
     def bits(self) -> int:
-        return bits_for(self.devices)
+        return 12 if self.short else bits_for(self.devices)
+
+    @property
+    def update_bytes(self) -> float:
+        """Bytes of a masked update."""
+        encoding = masked_encoding(self.bits)
+        return float(encoding.size(encoding.elements(self.elements)))
 
     @property
     def numbers(self) -> FixedPoint:
@@ -155,7 +164,7 @@ def updates_of(sizes: Sizes) -> Iterator[Vector]:
 
 def plain(folder: Path, sizes: Sizes) -> dict[str, float]:
     """Return the figures of a round without secure aggregation."""
-    watch, encoding = Stopwatch(), find_encoding("float32")
+    watch, encoding = Stopwatch(), FLOAT32
     with closing(Coordinator(folder, sizes.elements)) as coordinator:
         for update in updates_of(sizes):
             with watch("device"):
@@ -193,7 +202,8 @@ def helped(folder: Path, sizes: Sizes) -> dict[str, float]:
             exact += words
             with watch("device"):
                 own = MaskedUpdate(name, f"{name}-1", 1, MODEL)
-                upload = mask_words(words, about_update(terms, own), terms.helper, keys[name])
+                about = about_update(terms, own)
+                upload = mask_words(words, about, terms.helper, keys[name], sizes.bits)
             with watch("coordinator"):
                 coordinator.take(upload.content)
             sealed, signature = bytes.fromhex(upload.sealed), bytes.fromhex(upload.signature)
@@ -213,7 +223,7 @@ def helped(folder: Path, sizes: Sizes) -> dict[str, float]:
         check_sum(coordinator, masks, exact)
     sealed_bytes = len(f',"sealed":"{upload.sealed}","signature":"{upload.signature}"')
     return {
-        "bytes_up": 4.0 * (sizes.elements + 1) + sealed_bytes,
+        "bytes_up": sizes.update_bytes + sealed_bytes,
         "device_ms": watch.middle_ms("device"),
         "device_fixed_point_ms": watch.middle_ms("device: fixed point"),
         "coordinator_s": watch.total("coordinator"),
@@ -296,17 +306,20 @@ def paired(folder: Path, sizes: Sizes) -> dict[str, float]:
 
 def check_sum(coordinator: Coordinator, masks: Words, exact: Words) -> None:
     """Raise RuntimeError unless the sum without masks is the sum of what devices masked."""
-    if not np.array_equal(coordinator.round.sums.states[UPDATE].words - masks, exact):
+    kept = np.uint32(2 ** modulus_bits(coordinator.bits) - 1)
+    if not np.array_equal(coordinator.round.sums.states[UPDATE].words - masks & kept, exact):
         raise RuntimeError("the sum without its masks is not the sum of the updates")
 
 
 MODES: Mapping[str, Callable[[Path, Sizes], dict[str, float]]] = {
     "plain": plain,
     "helper": helped,
+    "helper, 12 bits": lambda folder, sizes: helped(folder, sizes._replace(short=True)),
     "pairwise": paired,
 }
 
 
 def sizes_of(texts: Sequence[str]) -> list[Sizes]:
     """Return sizes written as DEVICESxELEMENTS."""
-    return [Sizes(*map(int, text.split("x"))) for text in texts]
+    pairs = (map(int, text.split("x")) for text in texts)
+    return [Sizes(devices, elements) for devices, elements in pairs]

@@ -22,6 +22,7 @@ from fleetlearn_protocol.formats.rows import Bytes, Format
 from fleetlearn_protocol.formats.sparse import top_k
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import Part, VectorReference
+from fleetlearn_protocol.secure.fixed_point import modulus_bits
 from fleetlearn_protocol.splitmix64 import Fractions
 from fleetlearn_protocol.vector import Vector, check_finite, checksum, digest
 
@@ -162,6 +163,12 @@ MASKED = Encoding("masked", 1, masked.MASKED, beside=1)
 """Of updates that only their sum is known of (section "Secure aggregation" of PROTOCOL.md). It is
 no encoding of floats, so it is not in ENCODINGS: no model travels so, and a device says that it
 knows it only where it can mask."""
+MASKED24 = Encoding("masked24", 1, masked.MASKED24, beside=1)
+"""The same where elements are short enough to be added modulo 2^24."""
+MASKED_ENCODINGS = {24: MASKED24, 32: MASKED}
+"""m -> how words travel that are added modulo 2^m."""
+MASKED_NAMES = tuple(encoding.name for encoding in (MASKED, MASKED24))
+"""What a device that can mask says that it knows, beside FAMILIES."""
 FLOATS = tuple(name for name, encoding in ENCODINGS.items() if encoding.block == 1)
 """The encodings of each element by itself: a vector can be decoded before its length is known."""
 TOP_K = "topk"
@@ -180,6 +187,11 @@ _TOP_K_NAME = re.compile(r"topk-(0\.\d{0,5}[1-9])(?:-(float16|int8))?", re.ASCII
 def family(name: str) -> str:
     """Return the family of the encoding of this name."""
     return name.split("-")[0]
+
+
+def masked_encoding(bits: int) -> Encoding:
+    """Return how masked words travel whose elements have this many bits before the mask."""
+    return MASKED_ENCODINGS[modulus_bits(bits)]
 
 
 def leaves_residual(name: str) -> bool:
@@ -202,8 +214,8 @@ def find_encoding(name: str) -> Encoding:
     there are."""
     if name in ENCODINGS:
         return ENCODINGS[name]
-    if name == MASKED.name:
-        return MASKED
+    if name in MASKED_NAMES:
+        return next(each for each in MASKED_ENCODINGS.values() if each.name == name)
     found = _TOP_K_NAME.fullmatch(name)
     if found is None:
         raise ProtocolError(

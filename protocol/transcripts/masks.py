@@ -12,6 +12,7 @@ import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from fleetlearn_protocol.encodings import masked_encoding
 from fleetlearn_protocol.formats.masked import words_from_bytes
 from fleetlearn_protocol.messages import Task
 from fleetlearn_protocol.secure.about import about_update, signed_seed
@@ -54,7 +55,7 @@ class Masks:
         task, device = msgspec.convert(message, Task), check_in["device"]
         assert task.secure is not None
         assert task.clip is not None
-        words = words_from_bytes(upload).copy()
+        words = words_from_bytes(upload, masked_encoding(task.secure.bits).block_bytes).copy()
         about = about_update(terms_of(task, len(words)), update_of(task, device))
         sealed, signature = (_bytes(report, name) for name in ("sealed", "signature"))
         self._check_signature(signature, signed_seed(about, sealed))

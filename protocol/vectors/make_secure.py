@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from fleetlearn_protocol.encodings import masked_encoding
 from fleetlearn_protocol.formats.masked import words_to_bytes
 from fleetlearn_protocol.messages import SecureTask, Task, VectorReference
 from fleetlearn_protocol.secure.about import (
@@ -18,7 +19,7 @@ from fleetlearn_protocol.secure.about import (
     digest_of_set,
     signed_seed,
 )
-from fleetlearn_protocol.secure.fixed_point import to_words, weighted_sum, weighted_words
+from fleetlearn_protocol.secure.fixed_point import Words, to_words, weighted_sum, weighted_words
 from fleetlearn_protocol.secure.helper_messages import (
     MaskSumAnswer,
     MaskSumRefusal,
@@ -62,11 +63,15 @@ def secure() -> dict[str, Any]:
     first = bytearray(sealed[0])
     first[40] ^= 1
     return {
-        "words": [words],
+        "words": [words, _words(12)],
         "masks": [_mask(SEED, 5), _mask("00" * 32, 3), _mask(SEED, 17)],
         "masked": [_masked(words["words"], SEED)],
-        "sums": [_sum()],
-        "uploads": [_upload(about[0], public, 1.0, 1.0), _upload(about[1], public, 0.3, 0.4)],
+        "sums": [_sum(18), _sum(12)],
+        "uploads": [
+            _upload(about[0], public, 1.0, 1.0),
+            _upload(about[1], public, 0.3, 0.4),
+            _upload(about[0], public, 0.5, 1.0, 12),
+        ],
         "training": _trainings(task),
         "about": [
             {
@@ -172,6 +177,11 @@ def _trainings(task: Task) -> list[dict[str, Any]]:
         hyper={},
         secure=SecureTask("helper", 3, 20, helper=task.secure.helper),
     )
+    short = msgspec.structs.replace(
+        plain,
+        parts={"update": "masked24"},
+        secure=SecureTask("helper", 3, 12, helper=task.secure.helper),
+    )
     return [
         {
             "name": name,
@@ -181,21 +191,25 @@ def _trainings(task: Task) -> list[dict[str, Any]]:
             "digest": training_digest(each),
             "about": about_update(terms_of(each, 5), update_of(each, "camera-7")).hex(),
         }
-        for name, each in (("every field", task), ("as few fields as can be", plain))
+        for name, each in (
+            ("every field", task),
+            ("as few fields as can be", plain),
+            ("12 bits", short),
+        )
     ]
 
 
-def _words() -> dict[str, Any]:
+def _words(bits: int = 20) -> dict[str, Any]:
     """An update whose elements are both ends, the middle and two others, and how each is
     rounded."""
     update = np.array([1.0, -1.0, 0.0, 0.25, -0.3], "<f4")
     fractions = np.array([0.0, 0.999, 0.5, 0.25, 0.75])
-    words = to_words(update, 1.0, 20, fractions)
+    words = to_words(update, 1.0, bits, fractions)
     return {
-        "name": "20 bits, bound 1",
+        "name": f"{bits} bits, bound 1",
         "update": update.tobytes().hex(),
         "bound": 1.0,
-        "bits": 20,
+        "bits": bits,
         "fractions": fractions.tolist(),
         "words": words.tolist(),
     }
@@ -212,26 +226,26 @@ def _masked(plain: list[int], seed: str) -> dict[str, Any]:
     return {"name": "wraps at 2^32", "words": plain, "seed": seed, "masked": words.tolist()}
 
 
-def _sum() -> dict[str, Any]:
+def _sum(bits: int) -> dict[str, Any]:
     """Three updates with their weights, masked, as they travel; the masks' sum, and what is left
     of theirs without it."""
     rows = [([0.5, -0.25], 1.0), ([0.125, 0.0], 0.5), ([-0.25, 0.25], 0.25)]
     total, masks, reports = np.zeros(3, np.uint32), np.zeros(3, np.uint32), []
     for number, (elements, share) in enumerate(rows, 1):
         update, fractions = np.array(elements, "<f4"), np.array([0.25, 0.5, 0.75])
-        words = weighted_words(update, share, 1.0, 18, fractions)
+        words = weighted_words(update, share, 1.0, bits, fractions)
         seed = bytes([number]) * 32
         mask = mask_of(seed, 3)
         total += words + mask
         masks += mask
         report = {"update": update.tobytes().hex(), "share": share, "words": words.tolist()}
         report |= {"fractions": fractions.tolist(), "seed": seed.hex()}
-        reports.append(report | {"part": words_to_bytes(words + mask).hex()})
-    found = weighted_sum(total - masks, 3, 1.0, 18)
+        reports.append(report | {"part": _part(words + mask, bits)})
+    found = weighted_sum(total - masks, 3, 1.0, bits)
     return {
-        "name": "three updates of 18 bits, bound 1",
+        "name": f"three updates of {bits} bits, bound 1",
         "bound": 1.0,
-        "bits": 18,
+        "bits": bits,
         "reports": reports,
         "masked": total.tolist(),
         "masks": masks.tolist(),
@@ -240,16 +254,23 @@ def _sum() -> dict[str, Any]:
     }
 
 
-def _upload(about: bytes, helper: bytes, share: float, factor: float) -> dict[str, Any]:
+def _part(masked: Words, bits: int) -> str:
+    """Masked words as they travel."""
+    return words_to_bytes(masked, masked_encoding(bits).block_bytes).hex()
+
+
+def _upload(
+    about: bytes, helper: bytes, share: float, factor: float, bits: int = 20
+) -> dict[str, Any]:
     """What leaves a device, from the update on. A fraction is a word of a mask, over 2^32."""
-    update, bound, bits = np.array([0.5, -0.5, 0.25, 0.0], "<f4"), 0.76, 20
+    update, bound = np.array([0.5, -0.5, 0.25, 0.0], "<f4"), 0.76
     rounding, seed, size = bytes([2]) * 32, bytes([3]) * 32, len(update) + 1
     fractions = mask_of(rounding, size) / 2.0**32
     words = weighted_words(update * np.float32(share * factor), share, bound, bits, fractions)
     sealed = seal(seed, helper, about, X25519PrivateKey.from_private_bytes(bytes.fromhex(ALICE)))
     signer = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(SEED))
     return {
-        "name": f"share {share:g}, factor {factor:g}",
+        "name": f"share {share:g}, factor {factor:g}, {bits} bits",
         "update": update.tobytes().hex(),
         "share": share,
         "factor": factor,
@@ -262,7 +283,7 @@ def _upload(about: bytes, helper: bytes, share: float, factor: float) -> dict[st
         "secret": SEED,
         "about": about.hex(),
         "words": words.tolist(),
-        "part": words_to_bytes(words + mask_of(seed, size)).hex(),
+        "part": _part(words + mask_of(seed, size), bits),
         "sealed": sealed.hex(),
         "signature": signer.sign(signed_seed(about, sealed)).hex(),
     }

@@ -145,7 +145,7 @@ for case in json.load(open(sys.argv[1]))["uploads"]:
     assert words.tolist() == case["words"]
     draws = [given["seed"], given["one_use"]]
     about, helper, secret = (bytes.fromhex(case[name]) for name in ("about", "helper", "secret"))
-    upload = mask_words(words, about, helper, secret, lambda size: draws.pop(0))
+    upload = mask_words(words, about, helper, secret, case["bits"], lambda size: draws.pop(0))
     assert bytes(upload.content).hex() == case["part"]
     assert (upload.sealed, upload.signature) == (case["sealed"], case["signature"])
     print(case["name"])

@@ -77,6 +77,20 @@ def test_a_fleet_with_a_helper_makes_the_model_of_a_fleet_without(
     assert [row.outcome for row in rounds] == ["committed"] * 3
 
 
+def test_words_of_three_bytes_make_nearly_the_same_model(
+    run: Processes, bundle_path: Path, shards: list[Path], plain: np.ndarray
+) -> None:
+    """Each element is rounded to a multiple of 2 C / 4095, in each of three rounds."""
+    fleet = SecureFleet(run, 3, NAMES)
+    fleet.write_plan(bundle_path, secure__bits=12)
+    fleet.start_helper()
+    fleet.start_devices(shards)
+    run.coordinator(fleet.plan)
+    far = np.abs(finished(fleet) - plain).max()
+    assert 0 < far < 3 * 2 * 5.0 / 4095
+    assert [row.outcome for row in read_status(fleet.data).rounds] == ["committed"] * 3
+
+
 def serve_and_die(fleet: SecureFleet, point: str, turn: int) -> None:
     """Serve until the coordinator dies at this point, and serve again."""
     process = fleet.run.coordinator(fleet.plan, CRASH, point, str(turn), fleet.plan)

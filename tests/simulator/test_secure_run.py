@@ -98,8 +98,12 @@ MASKED = WAYS | {
         "plan__privacy": PRIVATE | DISTRIBUTED,
         "plan__stop": {"rounds": 5},
     },
+    "12 bits": {
+        "plan__round": USUAL | {"weighting": "uniform"},
+        "plan__secure": SECURE | {"bits": 12},
+    },
 }
-QUICK = ("by examples", "carried", "buffered")
+QUICK = ("by examples", "carried", "buffered", "12 bits")
 
 
 @pytest.mark.parametrize(
@@ -109,9 +113,9 @@ def test_with_masks_and_a_helper_the_models_are_the_same(
     tmp_path: Path, private_line: Path, way: str
 ) -> None:
     """Bit for bit: seeds are sealed and signed, and the helper's own code adds the masks up."""
-    without = run(tmp_path, private_line, **HIDDEN, **MASKED[way])
+    without = run(tmp_path, private_line, **HIDDEN | MASKED[way])
     masks = {"coordinator": {"masks": True}}
-    masked = run(tmp_path, private_line, **HIDDEN, **MASKED[way], **masks)
+    masked = run(tmp_path, private_line, **HIDDEN | MASKED[way], **masks)
     assert masked.model.tobytes() == without.model.tobytes()
     assert [row["change"] for row in masked.rounds] == [row["change"] for row in without.rounds]
 

@@ -34,6 +34,8 @@ from fleetlearn_device.training.masking import (
     mask_words,
     share_of,
 )
+from fleetlearn_protocol.encodings import masked_encoding
+from fleetlearn_protocol.formats.masked import words_from_bytes
 from fleetlearn_protocol.messages import UPDATE
 from fleetlearn_protocol.secure.about import MaskedUpdate, MaskTerms, about_update
 from fleetlearn_protocol.secure.fixed_point import Words
@@ -194,8 +196,9 @@ class MaskingDevice:
             seeds.append(draw(size))
             return seeds[-1]
 
-        made = mask_words(words, about, run.terms.helper, key, noted)
-        words = np.frombuffer(made.content, np.uint32).copy()
+        made = mask_words(words, about, run.terms.helper, key, numbers.bits, noted)
+        width = masked_encoding(numbers.bits).block_bytes
+        words = words_from_bytes(made.content, width).copy()
         if "the mask is added twice" in run.mistakes:
             add_mask(words, seeds[0])
         if "the mask is subtracted" in run.mistakes:
@@ -453,6 +456,8 @@ class Rehearsal:
         bits, equal = random.choice([16, 18, 20]), random.random() < 0.5
         # With privacy.mechanism = "distributed" devices add noise, and all weigh the same.
         noise = 300.0 if equal and random.random() < 0.5 else 0.0
+        if bits == 16 and not noise:
+            bits = 12  # added modulo 2^24, where there is no room for noise
         self.numbers = FixedPoint(1.0, bits, equal, noise)
         numbers = self.numbers
         self.rules = masked_rules_of(aggregators={UPDATE: modular_sum(numbers)}, secure=numbers)

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from fleetlearn_protocol.encodings import MASKED
+from fleetlearn_protocol.encodings import masked_encoding
+from fleetlearn_protocol.formats.masked import words_to_bytes
 from fleetlearn_protocol.messages import UPDATE, Report, Task
 from fleetlearn_protocol.secure.about import about_update, signed_seed
 from fleetlearn_protocol.secure.distributed_noise import noisy_words
@@ -53,14 +54,15 @@ def masked_upload(task: Task, name: str, update: Vector, factor: float = 1.0) ->
     else:
         words = noisy_words(scaled, task.clip, task.secure.bits, task.secure.noise, seed)
     add_mask(words, seed)
-    content = words.astype("<u4").tobytes()
+    encoding = masked_encoding(task.secure.bits)
+    content = bytes(words_to_bytes(words, encoding.block_bytes))
     terms = terms_of(task, size)
     about = about_update(terms, update_of(task, name))
     sealed = seal(seed, terms.helper, about)
     report = Report(
         task.task,
         task.round,
-        (MASKED.part(UPDATE, content),),
+        (encoding.part(UPDATE, content),),
         1,
         1,
         float(task.epochs),

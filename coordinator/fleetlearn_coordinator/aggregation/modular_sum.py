@@ -1,7 +1,8 @@
 """The aggregator "modular sum": masked updates, of which the coordinator learns the sum alone.
 
 An update is P + 1 words, the last one its weight (``secure/fixed_point.py`` of the protocol), with
-a mask on each. They are added modulo 2^32, which is the same in every order. When the round is
+a mask on each. They are added modulo 2^32, which is the same in every order; where elements are so
+short that sums are modulo 2^24, the lower 24 bits of that are their sum. When the round is
 closed, ``unmask`` takes the sum of their masks off, and only then there are numbers. [secure] of a
 plan asks for this aggregator; no plan names it by itself. Where devices add noise before they mask,
 the words are others (``secure/distributed_noise.py``), and are added in the same way.
@@ -19,6 +20,7 @@ from fleetlearn_protocol.secure.distributed_noise import has_room, noisy_sum
 from fleetlearn_protocol.secure.fixed_point import (
     WeightedSum,
     Words,
+    modulus_bits,
     most_updates,
     weighted_sum,
 )
@@ -45,7 +47,7 @@ class FixedPoint(NamedTuple):
 
     @property
     def most_updates(self) -> int:
-        """How many updates can be added modulo 2^32."""
+        """How many updates can be added modulo 2^32, or 2^24."""
         most = most_updates(self.bits)
         if not self.noise:
             return most
@@ -184,7 +186,7 @@ def _check_room(numbers: FixedPoint, state: MaskedSum, more: int) -> None:
         noisy = f" with noise of {numbers.noise:g} words" if numbers.noise else ""
         raise ValueError(
             f"{state.updates + more} updates of {numbers.bits} bits{noisy} were given; "
-            f"{numbers.most_updates} can be added modulo 2^32"
+            f"{numbers.most_updates} can be added modulo 2^{modulus_bits(numbers.bits)}"
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetlearn_protocol.algorithms import EXCHANGES
-from fleetlearn_protocol.encodings import FLOAT32, MASKED, RESIDUAL, leaves_residual
+from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, leaves_residual, masked_encoding
 from fleetlearn_protocol.errors import Code, in_words
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import BUFFERS, MODEL, UPDATE
@@ -171,7 +171,7 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
 
     def parts(self, manifest: Manifest) -> dict[str, str]:
         """Return what a task asks its device to report: name of the part -> its encoding."""
-        up = self.encoding.up if self.secure is None else MASKED.name
+        up = self.encoding.up if self.secure is None else masked_encoding(self.secure.bits).name
         return {**self.exact_parts(manifest), UPDATE: up}
 
     def exact_parts(self, manifest: Manifest) -> dict[str, str]:
@@ -180,7 +180,9 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
         see one that is not masked."""
         buffers = (BUFFERS,) if manifest.buffers else ()
         exact = dict.fromkeys((*EXCHANGES[self.local.algorithm].parts, *buffers), FLOAT32.name)
-        return exact if self.secure is None else {**exact, UPDATE: MASKED.name}
+        if self.secure is None:
+            return exact
+        return {**exact, UPDATE: masked_encoding(self.secure.bits).name}
 
     @property
     def vectors(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetlearn_protocol.encodings import MASKED, find_encoding, leaves_residual
+from fleetlearn_protocol.encodings import MASKED_NAMES, find_encoding, leaves_residual
 from fleetlearn_protocol.errors import ProtocolError
 
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES
@@ -37,7 +37,7 @@ def _encoding_fault(plan: PlanKeys) -> str | None:
         encoding = find_encoding(plan.encoding.up)
     except ProtocolError as error:
         return error.text
-    if encoding == MASKED:
+    if encoding.name in MASKED_NAMES:
         return "updates are masked where the plan has [secure], which says how"
     return None
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.secure.fixed_point import most_updates
+from fleetlearn_protocol.secure.fixed_point import SHORT_BITS, modulus_bits, most_updates
 
 from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
 from fleetlearn_coordinator.plan.distributed_noise import DISTRIBUTED, device_noise
@@ -136,7 +136,19 @@ SECURE_RULES = (
         lambda plan, secure: plan.round.goal > most_updates(secure.bits),
         lambda plan, secure: (
             f"round.goal = {plan.round.goal} with secure.bits = {secure.bits}: at most "
-            f"{most_updates(secure.bits)} such updates can be added modulo 2^32"
+            f"{most_updates(secure.bits)} such updates can be added modulo "
+            f"2^{modulus_bits(secure.bits)}"
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: (
+            secure.bits <= SHORT_BITS
+            and plan.privacy is not None
+            and plan.privacy.mechanism == DISTRIBUTED
+        ),
+        lambda plan, secure: (
+            f'secure.bits = {secure.bits} with privacy.mechanism = "{DISTRIBUTED}": the noise that '
+            "devices add needs room that sums modulo 2^24 do not have. Leave secure.bits out"
         ),
     ),
     _secure_rule(
@@ -238,10 +250,23 @@ def fixed_point(plan: PlanKeys) -> FixedPoint | None:
 
 def secure_remarks(plan: PlanKeys) -> list[str]:
     """Say what the author of a plan with [secure] may not mean."""
-    if plan.secure is None or plan.privacy is None:
+    secure = plan.secure
+    if secure is None:
         return []
+    remarks = []
+    if secure.bits <= SHORT_BITS:
+        step = 2 * secure.clip / (2**secure.bits - 1)
+        remarks.append(
+            f"secure.bits = {secure.bits}: each element of an update is rounded up or down at "
+            f"random to a multiple of {step:.3g} (2 * secure.clip / {2**secure.bits - 1}), which "
+            f"adds noise of a standard deviation of at most {step / 2:.3g} to it, and of at most "
+            f"{step / 2 / plan.round.goal**0.5:.3g} to the mean of {plan.round.goal} equal updates"
+        )
+    if plan.privacy is None:
+        return remarks
     return [
+        *remarks,
         "[privacy] with [secure]: devices clip their updates, and the coordinator cannot check it. "
         "The budget holds for devices that clip; one that does not is not protected, and can move "
-        "the model further than others"
+        "the model further than others",
     ]

@@ -34,9 +34,11 @@ class SecureSection(Section, frozen=True, kw_only=True):
     """SHA-256 of the helper's certificate, which ``helper status`` prints too."""
     minimum: Annotated[int, Meta(ge=2, le=MOST_REPORTS)]
     """The fewest devices whose updates are added up; devices sign it. Default: round.minimum."""
-    bits: Literal[16, 18, 20]
+    bits: Literal[12, 16, 18, 20]
     """Of an element. Default: the most with which round.goal updates can be added: 20 up to 4,096
-    of them, 18 up to 16,384, 16 up to 65,536; half as many where devices add noise."""
+    of them, 18 up to 16,384, 16 up to 65,536; half as many where devices add noise. With 12, which
+    is never the default, an update travels in 3 bytes an element in place of 4, up to 4,097 can be
+    added, and rounding adds more noise to each."""
     clip: Annotated[float, Meta(gt=0, le=1e30)]
     """C: the device multiplies a longer update by clip / its norm (L2 norm of the whole update).
     The coordinator cannot check it. Default: privacy.clip."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleetlearn_protocol.encodings import MASKED, masked_encoding
 from fleetlearn_protocol.messages import CheckIn, SecureTask
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE
 
@@ -48,6 +49,13 @@ def why_not_secure(secure: SecureTask | None, check_in: CheckIn) -> str:
             "this run's coordinator learns the sum of updates alone ([secure]), and the device "
             "cannot mask its update. Update its fleetlearn, and install the package cryptography "
             "there (fleetlearn[secure])"
+        )
+    # Whoever can mask knows ``masked``.
+    known = (MASKED.name, *check_in.encodings)
+    if secure is not None and (name := masked_encoding(secure.bits).name) not in known:
+        return (
+            f"this run's masked updates travel as {name} (secure.bits = {secure.bits}), which the "
+            "device does not know. Update its fleetlearn"
         )
     if secure is not None and secure.mode == "pairwise" and PAIRWISE not in check_in.exchanges:
         return (

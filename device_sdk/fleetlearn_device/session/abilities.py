@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleetlearn_protocol.algorithms import EXCHANGES
-from fleetlearn_protocol.encodings import FAMILIES, FLOATS, MASKED, is_known, leaves_residual
+from fleetlearn_protocol.encodings import (
+    FAMILIES,
+    FLOATS,
+    MASKED_NAMES,
+    is_known,
+    leaves_residual,
+    masked_encoding,
+)
 from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, content_of
 from fleetlearn_protocol.messages import BUFFERS, PLAIN, UPDATE, Question, SecureTask, Task
-from fleetlearn_protocol.secure.fixed_point import most_updates
+from fleetlearn_protocol.secure.fixed_point import MODULUS_BITS, modulus_bits, most_updates
 
 PRIVACY = ("clip", "local-noise")
 """What this SDK can do for privacy, as a check-in says it."""
@@ -43,7 +50,7 @@ def unsupported(
     sent = [(vector.name, vector.encoding) for vector in task.vectors]
     # Whether the bundle has buffers is known once it is here.
     parts = (*exchange.parts, BUFFERS) if BUFFERS in task.parts else exchange.parts
-    families = FAMILIES if task.secure is None else (MASKED.name,)
+    families = FAMILIES if task.secure is None else MASKED_NAMES
     return (
         _differing("sends the vectors", sent, exchange.vectors, FLOATS)
         or _unknown_masking(task, task.secure, can_mask=can_mask)
@@ -74,14 +81,17 @@ def _unknown_masking(task: Task, secure: SecureTask | None, *, can_mask: bool) -
         return f"{masked}, and does not bound it (`clip`): its numbers need a largest one"
     if others := [name for name in task.parts if name != UPDATE]:
         return f"{masked}, and for the part {others[0]}, which the mask does not hide"
-    if task.parts[UPDATE] != MASKED.name:
-        return f"{masked}, and for it as {task.parts[UPDATE]}; expected {MASKED.name}"
+    if task.parts[UPDATE] != (expected := masked_encoding(secure.bits).name):
+        return (
+            f"{masked} of {secure.bits} bits, and for it as {task.parts[UPDATE]}; expected "
+            f"{expected}"
+        )
     if secure.noise is not None:
         return _unfit_noise(masked, secure, secure.noise)
     if secure.minimum > most_updates(secure.bits):
         return (
             f"{masked} of {secure.bits} bits, of which {most_updates(secure.bits)} can be added "
-            f"modulo 2^32, for a sum of at least {secure.minimum}"
+            f"modulo 2^{modulus_bits(secure.bits)}, for a sum of at least {secure.minimum}"
         )
     return None
 
@@ -113,6 +123,8 @@ def _unfit_noise(masked: str, secure: SecureTask, noise: float) -> str | None:
             f"{masked} with noise of {noise:g} words: expected {LEAST_NOISE:g} or more, as with "
             "less the noise of several devices does not add up to what is promised"
         )
+    if modulus_bits(secure.bits) < MODULUS_BITS:
+        return f"{masked} of {secure.bits} bits with noise, which such short words have no room for"
     if has_room(secure.minimum, secure.bits, noise):
         return None
     return (

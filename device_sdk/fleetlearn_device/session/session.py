@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fleetlearn_protocol.encodings import FAMILIES, MASKED
+from fleetlearn_protocol.encodings import FAMILIES, MASKED_NAMES
 from fleetlearn_protocol.errors import Code, ProtocolError, clip
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, unpack_chunk
 from fleetlearn_protocol.messages import (
@@ -256,7 +256,7 @@ class Session:
             **stated._asdict(),
             exchanges=offered_exchanges(self.exchanges, self.demands, self.secure_demands),
             algorithms=self.algorithms,
-            encodings=(*FAMILIES, MASKED.name) if self.can_mask else FAMILIES,
+            encodings=(*FAMILIES, *MASKED_NAMES) if self.can_mask else FAMILIES,
             trusts=() if self.trusted is None else self.trusted.keys,
             newest_protocol=PROTOCOL_VERSION,
             privacy=said_of_privacy(self.demands, self.secure_demands, can_mask=self.can_mask),

@@ -1,10 +1,10 @@
 """An update as masked words, for secure aggregation with a helper.
 
 The clipped update becomes whole numbers of a few bits each, rounded up or down at random
-(``secure/fixed_point.py`` of the protocol), and a mask is added to each modulo 2^32. The mask's
-seed is sealed for the helper. Whoever knows how the numbers were rounded, or the seed, learns more
-than a sum: both come from the system's random bytes, and never from the task's seed, which the
-coordinator knows.
+(``secure/fixed_point.py`` of the protocol), and a mask is added to each, modulo 2^32 or 2^24. The
+mask's seed is sealed for the helper. Whoever knows how the numbers were rounded, or the seed,
+learns more than a sum: both come from the system's random bytes, and never from the task's seed,
+which the coordinator knows.
 
 Only a task with secure aggregation needs this module: it imports the package cryptography.
 """
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from fleetlearn_protocol.encodings import SLAB
+from fleetlearn_protocol.encodings import SLAB, masked_encoding
 from fleetlearn_protocol.formats.masked import words_to_bytes
 from fleetlearn_protocol.secure.about import signed_seed
 from fleetlearn_protocol.secure.fixed_point import (
@@ -42,7 +42,7 @@ class MaskedUpload(NamedTuple):
     """What leaves the device of an update."""
 
     content: memoryview
-    """The masked words, as they travel: 4 bytes to an element, the weight last."""
+    """The masked words, as they travel: 4 bytes to an element, or 3, the weight last."""
     sealed: str
     """The mask's seed, sealed for the helper: 80 bytes in hexadecimal digits."""
     signature: str
@@ -136,20 +136,23 @@ def mask_words(
     about: bytes,
     helper: bytes,
     private: bytes,
+    bits: int,
     draw: RandomBytes = secrets.token_bytes,
 ) -> MaskedUpload:
     """Add a new mask to words, in place, and seal its seed.
 
     words: uint32, (P + 1,). about: as ``about_update`` returns. helper: its public key. private:
-    the device's own key. draw: asked for the mask's seed, and for the key of one use that it is
-    sealed with. Raises ValueError: the helper's key is of small order.
+    the device's own key. bits: of an element before the mask. draw: asked for the mask's seed, and
+    for the key of one use that it is sealed with. Raises ValueError: the helper's key is of small
+    order.
     """
     seed = draw(SEED_BYTES)
     own = X25519PrivateKey.from_private_bytes(draw(KEY_BYTES))
     sealed = seal(seed, helper, about, own)
     add_mask(words, seed)
     signature = Ed25519PrivateKey.from_private_bytes(private).sign(signed_seed(about, sealed))
-    return MaskedUpload(words_to_bytes(words), sealed.hex(), signature.hex())
+    content = words_to_bytes(words, masked_encoding(bits).block_bytes)
+    return MaskedUpload(content, sealed.hex(), signature.hex())
 
 
 def is_key(public: bytes) -> bool:

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-from fleetlearn_protocol.encodings import FLOAT32, MASKED
+from fleetlearn_protocol.encodings import FLOAT32, MASKED, masked_encoding
 from fleetlearn_protocol.messages import UPDATE, Question, Report, SecureTask, Task
 from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.vector import Vector
@@ -83,14 +83,18 @@ def room_for(task: Task, elements: int) -> tuple[int, int]:
     a task with ``secure``. ``elements``: of the update."""
     assert task.secure is not None
     waits = task.secure.least_factor is not None
-    return masked_bytes(task, elements), FLOAT32.size(elements) if waits else 0
+    encoding = masked_encoding(task.secure.bits)
+    masked = encoding.size(encoding.elements(elements))
+    return masked, FLOAT32.size(elements) if waits else 0
 
 
-def masked_bytes(task: Task | Question, elements: int) -> int:
-    """Return the bytes of a task's masked update: 4 for each element, and for the weight. 0: it is
-    not masked."""
-    masked = isinstance(task, Task) and task.secure is not None
-    return MASKED.size(MASKED.elements(elements)) if masked else 0
+def masked_memory(task: Task | Question, elements: int) -> int:
+    """Return the bytes of memory that a task's masked update takes: words of 4 bytes, and of 3 too
+    where they travel so. 0: it is not masked."""
+    if not isinstance(task, Task) or task.secure is None:
+        return 0
+    held = {MASKED, masked_encoding(task.secure.bits)}
+    return sum(encoding.size(encoding.elements(elements)) for encoding in held)
 
 
 def share_of_task(task: Task, examples: int) -> float:
@@ -131,11 +135,12 @@ def masked_report(
     from fleetlearn_protocol.secure.about import about_update
     from fleetlearn_protocol.secure.task_terms import terms_of, update_of
 
-    words = _words(task, update, share, factor)
+    assert task.secure is not None
+    words, bits = _words(task, update, share, factor), task.secure.bits
     terms = terms_of(task, len(words))
     about = about_update(terms, update_of(task, directory.device))
-    upload = masking.mask_words(words, about, terms.helper, device_key(directory.path))
-    part = MASKED.part(UPDATE, upload.content)
+    upload = masking.mask_words(words, about, terms.helper, device_key(directory.path), bits)
+    part = masked_encoding(bits).part(UPDATE, upload.content)
     masked = {"parts": (part,), "sealed": upload.sealed, "signature": upload.signature}
     return MaskedReport(msgspec.structs.replace(report, **masked), upload.content)
 
@@ -145,8 +150,10 @@ def _masked_in_pairs(
 ) -> MaskedReport:
     from fleetlearn_protocol.formats.masked import words_to_bytes
 
-    content = words_to_bytes(sessions.masked(task, words))
-    report = msgspec.structs.replace(report, parts=(MASKED.part(UPDATE, content),))
+    assert task.secure is not None
+    encoding = masked_encoding(task.secure.bits)
+    content = words_to_bytes(sessions.masked(task, words), encoding.block_bytes)
+    report = msgspec.structs.replace(report, parts=(encoding.part(UPDATE, content),))
     return MaskedReport(report, content)
 
 

@@ -58,7 +58,7 @@ from fleetlearn_device.training.progress import Checkpoint, Progress, read_check
 from fleetlearn_device.training.secure_update import (
     check_helper,
     check_whole,
-    masked_bytes,
+    masked_memory,
     masked_report,
     room_for,
     share_of_task,
@@ -539,7 +539,7 @@ class Trainer:
             return
         opened = self._opened is not None and self._opened[0].sha256 == task.bundle
         elements = max((vector.size // 4 for vector in task.vectors), default=0)
-        beside = masked_bytes(task, elements)
+        beside = masked_memory(task, elements)
         self._ceiling.check_task(task.bundle, _batch_size(task), 0 if opened else elements, beside)
 
     def _limit_memory(self, task: Task | Question, bundle: Bundle) -> None:
@@ -556,7 +556,7 @@ class Trainer:
             bundle.sha256,
             batch_size,
             0 if opened else manifest.local_size,
-            (0 if opened else graphs) + masked_bytes(task, manifest.elements_of(UPDATE)),
+            (0 if opened else graphs) + masked_memory(task, manifest.elements_of(UPDATE)),
         )
         self._check_memory = partial(ceiling.check_step, bundle.sha256, batch_size)
 

@@ -1,9 +1,12 @@
-"""Updates as whole numbers that are added modulo 2^32, and their sum as floats again.
+"""Updates as whole numbers that are added modulo 2^32 or 2^24, and their sum as floats again.
 
 An update x of L2 norm at most C is written as P numbers of q bits: u = round((x + C) / step) with
 step = 2 C / (2^q - 1), rounded up or down at random so that the expectation is exact (stochastic
 rounding). n such numbers add up to less than 2^32 as long as n (2^q - 1) < 2^32, so the sum modulo
 2^32 is the sum. Whoever has the sum of n updates subtracts n C.
+
+Numbers of 12 bits or fewer are added modulo 2^24, and travel in 3 bytes. 2^24 divides 2^32: masks
+are words of 32 bits for both, and whoever has a sum modulo 2^32 keeps its lower 24 bits.
 """
 
 from __future__ import annotations
@@ -16,16 +19,25 @@ from numpy.typing import NDArray
 from fleetlearn_protocol.vector import Vector
 
 MODULUS_BITS = 32
+"""Of the sums of masks, and of numbers of more than 12 bits."""
+SHORT_MODULUS_BITS = 24
+SHORT_BITS = 12
+"""The most bits of an element that is added modulo 2^24."""
 BITS = (20, 18, 16)
-"""How many bits an element may have, the finest first: 20 for up to 4,096 updates."""
+"""How many bits an element has by default, the finest first: 20 for up to 4,096 updates."""
 Words = NDArray[np.uint32]
 _SLAB = 2**15
 """Elements whose squares are added at a time: their sum is below 2^63, as each is below 2^48."""
 
 
+def modulus_bits(bits: int) -> int:
+    """Return m, where elements of this many bits are added modulo 2^m: 24 or 32."""
+    return SHORT_MODULUS_BITS if bits <= SHORT_BITS else MODULUS_BITS
+
+
 def most_updates(bits: int) -> int:
     """Return how many updates of elements of this many bits can be added."""
-    return int((2**MODULUS_BITS - 1) // (2**bits - 1))
+    return int((2 ** modulus_bits(bits) - 1) // (2**bits - 1))
 
 
 def bits_for(updates: int) -> int:
@@ -76,6 +88,7 @@ def excess_of(words: Words, bits: int) -> int:
 def sum_of(words: Words, updates: int, bound: float, bits: int) -> NDArray[np.float64]:
     """Return the sum of updates from the sum of their words modulo 2^32: float64, shape (P,).
     ``updates``: how many. Raises ValueError where the words cannot be such a sum."""
+    words = _remainders(words, bits)
     most = updates * (2**bits - 1)
     if updates > most_updates(bits) or (words.size and int(words.max()) > most):
         raise ValueError(
@@ -126,7 +139,7 @@ def weighted_sum(
     were as long as ``bound`` allows, they would add up to bound * weight; each may be rounded by a
     step, and its weight by half of one.
     """
-    most = 2**bits - 1
+    most, words = 2**bits - 1, _remainders(words, bits)
     if updates < 1:
         raise ValueError("the sum of no updates was asked for; add one first")
     total = sum_of(words[:-1], updates, bound, bits)
@@ -146,3 +159,9 @@ def weighted_sum(
             f"{allowed:g}. A mask was not taken off, or a device did not clip its update"
         )
     return WeightedSum(total, weight)
+
+
+def _remainders(words: Words, bits: int) -> Words:
+    """Return sums modulo 2^32 modulo what elements of this many bits are added."""
+    width = modulus_bits(bits)
+    return words if width == MODULUS_BITS else words & np.uint32(2**width - 1)

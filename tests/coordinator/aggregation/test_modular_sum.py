@@ -17,8 +17,14 @@ from fleetlearn_coordinator.aggregation.modular_sum import (
 from fleetlearn_coordinator.aggregation.updates import ArrayUpdate, MaskedArray
 from fleetlearn_protocol.encodings import MASKED
 from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.formats.masked import words_from_bytes, words_to_bytes
 from fleetlearn_protocol.secure.distributed_noise import has_room, noisy_sum, noisy_words
-from fleetlearn_protocol.secure.fixed_point import Words, most_updates, weighted_words
+from fleetlearn_protocol.secure.fixed_point import (
+    Words,
+    most_updates,
+    weighted_sum,
+    weighted_words,
+)
 
 NUMBERS = FixedPoint(bound=1.0, bits=20, equal=False)
 MODULAR = modular_sum(NUMBERS)
@@ -61,6 +67,45 @@ def test_the_unmasked_sum_is_the_plain_fixed_point_sum_exactly() -> None:
     result = MODULAR.result(found, np.zeros(0, np.float32))
     np.testing.assert_array_equal(result.delta, found.total / found.weight)
     assert result.buffers.shape == (0,)
+
+
+SHORT = FixedPoint(bound=1.0, bits=12, equal=False)
+
+
+def short_sum(draw: np.random.Generator, count: int) -> tuple[MaskedSum, Words, Words]:
+    """Return the sum of updates of 12 bits as they come, modulo 2^24 each, the sum of their masks
+    of 32 bits, and the plain sum."""
+    adding, plain = modular_sum(SHORT), np.zeros(SIZE + 1, np.uint32)
+    state: MaskedSum = adding.init(SIZE)
+    masks = draw.integers(0, 2**32, (count, SIZE + 1), np.uint32)
+    for mask in masks:
+        update = draw.uniform(-0.4, 0.4, SIZE).astype(np.float32)
+        words = weighted_words(update, 0.5, 1.0, 12, draw.random(SIZE + 1))
+        content = words_to_bytes(words + mask, 3)
+        adding.add(state, MaskedArray(words_from_bytes(content, 3)), 1, 0.0, 1.0, None)
+        plain += words
+    return state, masks.sum(axis=0, dtype=np.uint32), plain
+
+
+@pytest.mark.parametrize("count", [1, 50, 4097])
+def test_the_sum_of_short_words_is_the_plain_fixed_point_sum_exactly(count: int) -> None:
+    state, masks, plain = short_sum(np.random.default_rng(count), count)
+    again = modular_sum(SHORT).from_tensors(modular_sum(SHORT).to_tensors(state))
+    for each in (state, again):
+        found, expected = unmask(each, masks, SHORT), weighted_sum(plain, count, 1.0, 12)
+        assert found.total.tolist() == expected.total.tolist()
+        assert found.weight == expected.weight
+    if count > 1:
+        with pytest.raises(ValueError, match="A mask was not taken off"):
+            unmask(state, masks + np.uint32(2**23), SHORT)
+    with pytest.raises(ValueError, match="the plan says"):
+        modular_sum(NUMBERS).from_tensors(modular_sum(SHORT).to_tensors(state))
+
+
+def test_more_short_updates_than_2_to_the_24_has_room_for_are_refused() -> None:
+    state = MaskedSum(np.zeros(SIZE + 1, np.uint32), updates=4097)
+    with pytest.raises(ValueError, match=r"4098 updates of 12 bits were given; 4097 can .* 2\^24"):
+        modular_sum(SHORT).add(state, MaskedArray(np.ones(SIZE + 1, np.uint32)), 1, 0.0, 1.0, None)
 
 
 def test_every_order_and_every_grouping_gives_the_same_words() -> None:

@@ -60,6 +60,14 @@ BROKEN = {
     "too many bits": (
         f"{SMALL.replace('4', '4097')}{SECURE}bits = 20", "at most 4096 such updates can be added"
     ),
+    "too many for 12 bits": (
+        f"{SMALL.replace('4', '4098')}{SECURE}bits = 12",
+        "at most 4097 such updates can be added modulo 2^24",
+    ),
+    "noise of devices in 12 bits": (
+        f'{SMALL}{PRIVATE}mechanism = "distributed"\n{SECURE}bits = 12',
+        "needs room that sums modulo 2^24 do not have",
+    ),
     "too many updates": (f"{SMALL.replace('4', '65538')}{SECURE}", "at most 65537 such updates"),
     "measured": (f"{SMALL}[local]\nevaluate = true\n{SECURE}", "would measure for nothing"),
     "an evaluation": (f"{SMALL}[evaluation]\nevery = 5\n{SECURE}", "evaluation.every = 5 with"),
@@ -131,9 +139,23 @@ def test_no_device_is_asked_for_an_update_without_a_mask() -> None:
     assert parse(SMALL).exact_parts(SGD) == {"update": "float32"}
 
 
-def test_masked_is_no_encoding_that_a_plan_names() -> None:
+@pytest.mark.parametrize("name", ["masked", "masked24"])
+def test_masked_is_no_encoding_that_a_plan_names(name: str) -> None:
     with pytest.raises(PlanError, match="updates are masked where the plan has"):
-        parse(f'{SMALL}[encoding]\nup = "masked"\n')
+        parse(f'{SMALL}[encoding]\nup = "{name}"\n')
+
+
+def test_12_bits_travel_in_three_bytes_and_the_plan_says_what_they_cost() -> None:
+    """clip 0.5: a step is 1 / 4095, and half of it, 0.000122, is the most deviation of one update;
+    of the mean of 4 half of that."""
+    plan = parse(f"{SMALL}{SECURE}bits = 12")
+    plan.check_against(SGD)
+    assert plan.parts(SGD) == plan.exact_parts(SGD) == {"update": "masked24"}
+    assert plan.round_rules(SGD).secure == FixedPoint(0.5, 12, True)
+    (said,) = [text for text in plan.remarks(SGD) if "secure.bits" in text]
+    for figure in ("multiple of 0.000244", "at most 0.000122 to it", "at most 6.11e-05 to"):
+        assert figure in said
+    assert not any("secure.bits" in text for text in parse(f"{SMALL}{SECURE}").remarks(SGD))
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_the_minimum_is_the_round_s_and_the_clip_norm_the_private_one() -> None:
         ("b" * 64, "B" * 64, "secure.certificate"),
         ("clip = 0.5", "clip = 0.0", "secure.clip"),
         ("clip = 0.5", "", "secure.clip"),
-        ("clip = 0.5", "clip = 0.5\nbits = 12", "secure.bits"),
+        ("clip = 0.5", "clip = 0.5\nbits = 14", "secure.bits"),
         ("clip = 0.5", "clip = 0.5\nminimum = 1", "secure.minimum"),
         ("clip = 0.5", "clip = 0.5\nkeys = 1", "secure.key"),
     ],

@@ -18,8 +18,10 @@ from fleetlearn_coordinator.service.observers import MessageRefused, RunEvent
 from fleetlearn_coordinator.service.server import NOT_SHOWN
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import SavedReport
+from fleetlearn_protocol.encodings import MASKED
 from fleetlearn_protocol.errors import Code
-from fleetlearn_protocol.frames import pack_chunks
+from fleetlearn_protocol.formats.masked import words_from_bytes
+from fleetlearn_protocol.frames import pack_chunk
 from fleetlearn_protocol.messages import (
     Accepted,
     CheckIn,
@@ -41,6 +43,8 @@ from several import run_async as in_folder
 from several import several
 
 KEY = SECURE["secure__key"]
+CHUNK = 120_000
+"""Bytes of a chunk: whole words, of 3 bytes or of 4."""
 STALE = BUFFERED | SECURE | {"round__minimum": 2}
 """Asynchronous: two updates make a model, and three tasks run."""
 
@@ -68,8 +72,9 @@ async def send(peer: Peer, upload: MaskedUpload) -> Any:
     grant = await peer.receive()
     if not isinstance(grant, Grant):
         return grant
-    for chunk in pack_chunks(grant.transfer, upload.content, grant.offset):
-        await peer.send(chunk)
+    for start in range(grant.offset, len(upload.content), CHUNK):
+        content = upload.content[start : start + CHUNK]
+        await peer.send(pack_chunk(grant.transfer, start, content))
     await peer.send(Uploaded(grant.task))
     return await peer.receive()
 
@@ -147,6 +152,51 @@ async def test_devices_that_cannot_mask_are_given_no_task(make_plan: PlanMaker) 
         able = [await masking(join, name) for name in "ab"]
         assert {(await peer.task()).round for peer in able} == {1}
         assert {*coordinator.engine.leases} == {"a", "b"}
+
+
+SHORT = {"secure__bits": 12}
+
+
+@run_async
+async def test_devices_that_do_not_know_short_words_are_given_no_task_with_them(
+    make_plan: PlanMaker,
+) -> None:
+    async with fleet(make_plan(**SECURE | SHORT)) as (coordinator, join):
+        old = await join("old", check_in=False)
+        known = ("float32", "masked")
+        await old.send(CheckIn(1, "old", 10, privacy=CAN_MASK, encodings=known))
+        assert "updates travel as masked24" in (await old.expect(Welcome)).ineligible
+        able = [await join(name, check_in=False) for name in "ab"]
+        for peer in able:
+            await peer.check_in(privacy=CAN_MASK, encodings=(*known, "masked24"))
+        for task in [await peer.task() for peer in able]:
+            assert (task.parts, task.secure.bits) == ({"update": "masked24"}, 12)
+        assert {*coordinator.engine.leases} == {"a", "b"}
+
+
+@run_async
+async def test_short_words_come_in_three_bytes_each_and_are_kept_over_a_restart(
+    make_plan: PlanMaker,
+) -> None:
+    plan = make_plan(round__goal=3, **SECURE | SHORT)
+    known = {"privacy": CAN_MASK, "encodings": ("masked", "masked24")}
+    async with fleet(plan) as (_, join):
+        peers = [await join(name, check_in=False) for name in "abc"]
+        for peer in peers:
+            await peer.check_in(**known)
+        tasks = [await peer.task() for peer in peers]
+        sent = [
+            masked_upload(task, name, update_of(0.5))
+            for task, name in zip(tasks[:2], "ab", strict=True)
+        ]
+        assert len(sent[0].content) == 3 * (SIZE + 1)
+        wrong = otherwise(sent[0], parts=(MASKED.part("update", bytes(4 * (SIZE + 1))),))
+        await peers[2].send(otherwise(wrong, task=tasks[2].task).report)
+        assert not isinstance(await peers[2].receive(), Grant), "words of 4 bytes"
+        assert isinstance(await send(peers[0], sent[0]), Accepted)
+    async with fleet(plan) as (coordinator, join):
+        words = coordinator.run.reports.round.sums.to_tensors()["words"]
+        np.testing.assert_array_equal(words, words_from_bytes(sent[0].content, 3))
 
 
 @run_async

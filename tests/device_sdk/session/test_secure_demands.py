@@ -72,6 +72,11 @@ def secure(**changes: Any) -> Task:
     return changed(secure=msgspec.structs.replace(SECURE, **changes))
 
 
+def short(**changes: Any) -> Task:
+    """A task whose words travel in 3 bytes each."""
+    return changed(secure(bits=12, **changes), parts={"update": "masked24"})
+
+
 LATE = secure(least_factor=0.25)
 
 
@@ -167,6 +172,10 @@ def test_what_an_update_may_count(factor: float, good: bool) -> None:
             secure(minimum=4097),
             "of which 4096 can be added modulo 2^32, for a sum of at least 4097",
         ),
+        (secure(bits=12), "of 12 bits, and for it as masked; expected masked24"),
+        (changed(parts={"update": "masked24"}), "20 bits, and for it as masked24; expected masked"),
+        (short(minimum=4098), "of which 4097 can be added modulo 2^24, for a sum of at least 4098"),
+        (short(noise=5.0), "of 12 bits with noise, which such short words have no room for"),
         (changed(local_noise=1.0), "noise has no largest element"),
         (secure(noise=5.0, minimum=9000), "such a sum has no room in 32 bits"),
         (secure(noise=3.9), "noise of 3.9 words: expected 4 or more"),
@@ -177,7 +186,15 @@ def test_what_cannot_be_masked_is_refused_with_the_reason(task: Task, words: str
 
 
 @pytest.mark.parametrize(
-    "task", [MASKED, LATE, secure(minimum=4096), secure(noise=5.0), secure(bits=16, minimum=65537)]
+    "task",
+    [
+        MASKED,
+        LATE,
+        secure(minimum=4096),
+        secure(noise=5.0),
+        secure(bits=16, minimum=65537),
+        short(minimum=4097),
+    ],
 )
 def test_what_can_be_masked(task: Task) -> None:
     assert unsupported(task, (), (), can_mask=True) is None

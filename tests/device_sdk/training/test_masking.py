@@ -57,7 +57,8 @@ def test_vectors(case: dict[str, Any]) -> None:
     words = counted_words(update, *numbers, drawn(case["rounding"]))
     assert words.tolist() == case["words"]
     about, helper, secret = (bytes.fromhex(case[name]) for name in ("about", "helper", "secret"))
-    upload = mask_words(words, about, helper, secret, drawn(case["seed"], case["one_use"]))
+    draw = drawn(case["seed"], case["one_use"])
+    upload = mask_words(words, about, helper, secret, case["bits"], draw)
     assert bytes(upload.content).hex() == case["part"]
     assert (upload.sealed, upload.signature) == (case["sealed"], case["signature"])
 
@@ -81,7 +82,7 @@ def test_a_sum_of_many_slabs_is_that_of_the_floats() -> None:
         update /= np.linalg.norm(update)
         about = bytes([number])
         words = counted_words(update, share, factor, bound, bits)
-        upload = mask_words(words, about, PUBLIC, OWN.private_bytes_raw())
+        upload = mask_words(words, about, PUBLIC, OWN.private_bytes_raw(), 20)
         total += opened(upload, about)
         expected += update.astype(np.float64) * share * factor
         shares += share
@@ -100,7 +101,7 @@ def test_nothing_is_the_same_twice() -> None:
     words[1] = counted_words(update, 1.0, 1.0, 1.0, 20)
     assert (words[0] != words[1]).any()
     assert np.abs(words[0].astype(int) - words[1]).max() == 1
-    one, two = (mask_words(words[0].copy(), b"", PUBLIC, secret) for _ in range(2))
+    one, two = (mask_words(words[0].copy(), b"", PUBLIC, secret, 20) for _ in range(2))
     assert (opened(one, b"") == opened(two, b"")).all()
     assert bytes(one.content) != bytes(two.content)
     assert one.sealed != two.sealed
@@ -112,7 +113,9 @@ def test_masked_words_say_nothing_of_their_update() -> None:
     for number in range(64):
         update = np.full(64, (number % 2) / 8, np.float32)
         words = counted_words(update, 1.0, 1.0, 1.0, 20)
-        masked = words_from_bytes(mask_words(words, b"", PUBLIC, OWN.private_bytes_raw()).content)
+        masked = words_from_bytes(
+            mask_words(words, b"", PUBLIC, OWN.private_bytes_raw(), 20).content
+        )
         bits += [(masked >> bit & 1).mean() for bit in range(32)]
     assert (np.abs(bits / 64 - 0.5) < 5 * 0.5 / np.sqrt(64 * 65)).all()
 
@@ -167,7 +170,7 @@ def test_a_key_of_small_order_is_none(key: str) -> None:
     assert is_key(PUBLIC)
     assert not is_key(bytes.fromhex(key))
     with pytest.raises(ValueError):
-        mask_words(np.zeros(2, np.uint32), b"", bytes.fromhex(key), OWN.private_bytes_raw())
+        mask_words(np.zeros(2, np.uint32), b"", bytes.fromhex(key), OWN.private_bytes_raw(), 20)
 
 
 def test_a_sum_of_noisy_updates_under_masks_has_the_noise_of_all_of_them() -> None:
@@ -180,7 +183,7 @@ def test_a_sum_of_noisy_updates_under_masks_has_the_noise_of_all_of_them() -> No
         small = update.astype(np.float32)
         words = counted_words_with_noise(small, 1.0, factor, bound, bits, noise)
         about = bytes([number])
-        total += opened(mask_words(words, about, PUBLIC, OWN.private_bytes_raw()), about)
+        total += opened(mask_words(words, about, PUBLIC, OWN.private_bytes_raw(), 20), about)
         expected += small * factor
     found = noisy_sum(total, 3, bound, bits, noise)
     beside = (found.total - expected) * largest_step(bits) / bound

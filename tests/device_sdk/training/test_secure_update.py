@@ -16,7 +16,12 @@ from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training import masking
 from fleetlearn_device.training import progress as progress_module
 from fleetlearn_device.training.algorithms import UnsupportedError
-from fleetlearn_device.training.secure_update import check_helper, mask_pending
+from fleetlearn_device.training.secure_update import (
+    check_helper,
+    mask_pending,
+    masked_memory,
+    room_for,
+)
 from fleetlearn_device.training.train import OutOfTimeError
 from fleetlearn_device.training.trainer import FinishedUpdate, Trainer, task_fingerprint
 from fleetlearn_protocol import Bundle
@@ -112,6 +117,24 @@ def test_an_update_of_a_training_that_was_cut_short_is_not_masked(
     trainer._count = count  # type: ignore[method-assign]
     trainer.enough.clear()
     assert trainer.train(given, 100.0).report.complete
+
+
+def test_short_words_leave_in_three_bytes_each_and_need_memory_for_both(
+    state: StateDirectory, bundle: Bundle
+) -> None:
+    short = msgspec.structs.replace(SECURE, bits=12)
+    given = msgspec.structs.replace(task(bundle, short), parts={"update": "masked24"})
+    done, long = do(state, bundle, given), do(state, bundle, task(bundle, SECURE))
+    (part,) = done.report.parts
+    elements = len(long.contents[0]) // 4
+    assert (part.encoding, part.size) == ("masked24", 3 * elements)
+    assert len(done.contents[0]) == 3 * elements
+    assert room_for(given, elements - 1) == (3 * elements, 0)
+    assert masked_memory(given, elements - 1) == 7 * elements
+    assert masked_memory(task(bundle, SECURE), elements - 1) == 4 * elements
+    state.outbox.save(*done)
+    sent = b"".join(bytes(chunk)[16:] for chunk in state.outbox.chunks(1, 0, 8))
+    assert sent == bytes(done.contents[0])
 
 
 def test_the_rounding_does_not_follow_from_what_the_coordinator_knows(

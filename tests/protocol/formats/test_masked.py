@@ -9,8 +9,11 @@ from fleetlearn_protocol.encodings import (
     FAMILIES,
     FLOATS,
     MASKED,
+    MASKED24,
+    MASKED_NAMES,
     find_encoding,
     is_known,
+    masked_encoding,
 )
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.formats.masked import words_from_bytes, words_to_bytes
@@ -47,7 +50,27 @@ def test_nobody_takes_them_for_floats() -> None:
 
 def test_no_device_says_that_it_knows_them_and_no_model_travels_so() -> None:
     assert not is_known("masked", FAMILIES)
-    assert "masked" not in (*FAMILIES, *FLOATS)
+    assert not {*MASKED_NAMES} & {*FAMILIES, *FLOATS}
+
+
+def test_short_words_travel_in_their_lower_three_bytes() -> None:
+    content = words_to_bytes(np.array([0x01020304, 0xFFFFFF00, 7], np.uint32), 3)
+    assert content.tobytes() == bytes([4, 3, 2, 0, 255, 255, 7, 0, 0])
+    assert MASKED24.check(content, 3) == 0.0
+    found = words_from_bytes(content, 3)
+    assert (found.dtype, found.tolist()) == (np.uint32, [0x020304, 0xFFFF00, 7])
+    assert words_from_bytes(b"", 3).shape == (0,)
+    assert find_encoding("masked24") is MASKED24
+    assert MASKED24.size(MASKED24.elements(10)) == 33
+    assert [masked_encoding(bits).name for bits in (8, 12, 16, 24)] == [
+        "masked24",
+        "masked24",
+        "masked",
+        "masked",
+    ]
+    assert not is_known("masked24", (*FAMILIES, "masked"))
+    with pytest.raises(ProtocolError, match=r"7 bytes of masked words .* takes 3"):
+        words_from_bytes(bytes(7), 3)
 
 
 def test_half_a_word_is_refused() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from fleetlearn_protocol.secure.fixed_point import (
     excess_of,
+    modulus_bits,
     most_updates,
     weighted_sum,
     weighted_words,
@@ -45,7 +46,7 @@ def test_no_square_overflows() -> None:
     assert excess_of(words, 24) == 2**15 * (2**24 - 1) ** 2
 
 
-@given(st.integers(0, 2**32), st.sampled_from([16, 18, 20]), st.integers(1, 40))
+@given(st.integers(0, 2**32), st.sampled_from([12, 16, 18, 20]), st.integers(1, 40))
 def test_the_sum_is_the_floats_up_to_a_step_each(seed: int, bits: int, count: int) -> None:
     draw = np.random.default_rng(seed)
     shares = draw.uniform(0.01, 1, count)
@@ -59,17 +60,18 @@ def test_the_sum_is_the_floats_up_to_a_step_each(seed: int, bits: int, count: in
     assert abs(found.weight - shares.sum()) < count / (2**bits - 1)
 
 
-def test_the_rounding_is_right_on_average() -> None:
+@pytest.mark.parametrize("bits", [12, 16])
+def test_the_rounding_is_right_on_average(bits: int) -> None:
     """Of n independent roundings, each by less than a step, the mean is off by less than five
     standard deviations, of at most half a step each: nearest rounding is off by more."""
     count, draw = 40_000, np.random.default_rng(5)
     update = np.float32([0.3, -1.7, 0.0, 1.99999])
-    exact = (update.astype(np.float64) + BOUND) / step(16)
+    exact = (update.astype(np.float64) + BOUND) / step(bits)
     words = np.array(
-        [weighted_words(update, 0.3, BOUND, 16, draw.random(5)) for _ in range(count)], np.float64
+        [weighted_words(update, 0.3, BOUND, bits, draw.random(5)) for _ in range(count)], np.float64
     )
     allowed = 5 * 0.5 / np.sqrt(count)
-    off = words.mean(axis=0) - [*exact, 0.3 * 65535]
+    off = words.mean(axis=0) - [*exact, 0.3 * (2**bits - 1)]
     assert np.abs(off).max() < allowed
     nearest = np.rint(exact) - exact
     assert np.abs(nearest).max() > allowed, "a rounding that is not random would be found"
@@ -107,6 +109,36 @@ def test_the_largest_sum_that_can_be_passes() -> None:
     one = weighted_words(update, 0.3, BOUND, 16, np.array([0.9999, 0.0]))
     total = one * np.uint32(count)
     assert weighted_sum(total, count, BOUND, 16).weight == pytest.approx(0.3 * count, rel=1e-4)
+
+
+def test_short_words_are_added_modulo_2_to_the_24() -> None:
+    """4097 (2^12 - 1) is 2^24 - 1: one more update has no room."""
+    assert [modulus_bits(bits) for bits in (8, 12, 13, 16, 20)] == [24, 24, 32, 32, 32]
+    assert most_updates(12) == 4097
+    words = np.array([2**24 - 1, 0, 4095, 4097 * 4095], np.uint32)
+    found = weighted_sum(words, 4097, BOUND, 12, equal=True)
+    assert found.weight == 4097
+    assert found.total.tolist() == pytest.approx([4097 * BOUND, -4097 * BOUND, BOUND * (2 - 4097)])
+    with pytest.raises(ValueError, match="of the sum of 4098 updates of 12 bits"):
+        weighted_sum(words, 4098, BOUND, 12)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 30))
+def test_what_is_above_the_24_bits_of_a_sum_says_nothing(seed: int, count: int) -> None:
+    """Masks are words of 32 bits. Only their lower 24 travel, so a sum minus the masks' sum is any
+    multiple of 2^24 off."""
+    draw = np.random.default_rng(seed)
+    plain, total = np.zeros(6, np.uint32), np.zeros(6, np.uint32)
+    for _ in range(count):
+        words = weighted_words(np.zeros(5, np.float32), 1.0, BOUND, 12, draw.random(6))
+        mask = draw.integers(0, 2**32, 6, np.uint32)
+        plain += words
+        total += (words + mask & np.uint32(0xFFFFFF)) - mask
+    expected = weighted_sum(plain, count, BOUND, 12, equal=True)
+    found = weighted_sum(total, count, BOUND, 12, equal=True)
+    assert found.total.tolist() == expected.total.tolist()
+    with pytest.raises(ValueError, match="A mask was not taken off"):
+        weighted_sum(total + np.uint32(1 << 23), count, BOUND, 12, equal=True)
 
 
 def test_a_sum_is_exact_up_to_one_rounding() -> None:

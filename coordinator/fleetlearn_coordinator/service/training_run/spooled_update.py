@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from fleetlearn_protocol.encodings import MASKED, find_encoding
+from fleetlearn_protocol.encodings import MASKED_NAMES, find_encoding
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.formats.masked import words_from_bytes
 from fleetlearn_protocol.messages import Part, Report
@@ -49,13 +49,14 @@ class SpooledUpdate:
         return encoding.decode(content, stop - start)
 
     def words(self) -> Iterator[Words]:
-        if self.part.encoding != MASKED.name:
+        if self.part.encoding not in MASKED_NAMES:
             text = f"part {self.part.name} came as {self.part.encoding}; masked was expected"
             raise ProtocolError(Code.BAD_ENCODING, text)
+        encoding = find_encoding(self.part.encoding)
         for content in self.blobs.read_spool_file(
-            self.spool_file, self.part.size, self.begin, part_bytes=MASKED.size(PART)
+            self.spool_file, self.part.size, self.begin, part_bytes=encoding.size(PART)
         ):
-            yield words_from_bytes(content)
+            yield words_from_bytes(content, encoding.block_bytes)
 
 
 def spooled_parts(

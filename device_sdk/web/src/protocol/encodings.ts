@@ -1,7 +1,7 @@
 /** How a vector of float32 becomes the bytes that travel, and becomes a vector again: block by block (formats.ts). */
 
 import { ProtocolError } from "./errors.ts";
-import { BFLOAT16, checkFinite, FLOAT16, FLOAT32, type Format, INT4, INT8, MASKED, topK } from "./formats.ts";
+import { BFLOAT16, checkFinite, FLOAT16, FLOAT32, type Format, INT4, INT8, masked, topK } from "./formats.ts";
 import { Fractions } from "./splitmix64.ts";
 
 export class Encoding {
@@ -95,7 +95,10 @@ const ENCODINGS: Readonly<Record<string, Encoding>> = Object.fromEntries(
   ].map((encoding) => [encoding.name, encoding]),
 );
 /** Of tasks with secure aggregation alone: its words are made by secure/masking.ts. */
-const MASKED_WORDS = new Encoding("masked", 1, MASKED);
+const MASKED_WORDS: Readonly<Record<string, Encoding>> = {
+  masked: new Encoding("masked", 1, masked(4)),
+  masked24: new Encoding("masked24", 1, masked(3)),
+};
 const VALUES: Readonly<Record<string, Format>> = { float32: FLOAT32, float16: FLOAT16, int8: INT8 };
 const TOP_K_BLOCK = 4096;
 const TOP_K_NAME = /^topk-0\.([0-9]{0,5}[1-9])(?:-(float16|int8))?$/;
@@ -104,13 +107,15 @@ const TOP_K_NAME = /^topk-0\.([0-9]{0,5}[1-9])(?:-(float16|int8))?$/;
 export const FLOATS = ["float32", "float16", "bfloat16"];
 /** What a device says that it knows: the encodings, those with parameters by the first word of their names. */
 export const FAMILIES = [...Object.keys(ENCODINGS), "topk"];
+/** The same of a device that can mask, beside them. */
+export const MASKED_NAMES = Object.keys(MASKED_WORDS);
 /** The tied vector with what top-k has left out of a device's updates so far. */
 export const RESIDUAL = "residual";
 
 /** Return the encoding of this name. Throws ProtocolError (bad-encoding). */
 export function findEncoding(name: string): Encoding {
   if (Object.hasOwn(ENCODINGS, name)) return ENCODINGS[name]!;
-  if (name === MASKED_WORDS.name) return MASKED_WORDS;
+  if (Object.hasOwn(MASKED_WORDS, name)) return MASKED_WORDS[name]!;
   const parts = TOP_K_NAME.exec(name);
   if (parts === null) {
     const known = Object.keys(ENCODINGS).join(", ");
@@ -123,7 +128,7 @@ export function findEncoding(name: string): Encoding {
 
 /** Return whether there is an encoding of this name, and its family is one of `families`. */
 export function isKnown(name: string, families: readonly string[]): boolean {
-  const known = Object.hasOwn(ENCODINGS, name) || TOP_K_NAME.test(name) || name === MASKED_WORDS.name;
+  const known = Object.hasOwn(ENCODINGS, name) || TOP_K_NAME.test(name) || Object.hasOwn(MASKED_WORDS, name);
   return known && families.includes(name.split("-")[0]!);
 }
 

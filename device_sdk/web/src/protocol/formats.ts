@@ -133,9 +133,10 @@ export const BFLOAT16 = halves(
   (half) => ofBits(half << 16),
 );
 
-/** Words of a masked update: little-endian, 4 bytes each. Any of them is valid, and none is a float. */
-export const MASKED: Format = {
-  size: (words) => 4 * words,
+/** Return the format of the words of a masked update: little-endian, `width` bytes each. Any of them is valid, and none is a
+ * float. */
+export const masked = (width: 3 | 4): Format => ({
+  size: (words) => width * words,
   encode() {
     throw new ProtocolError("bad-encoding", "floats were given for the encoding masked; it takes words with a mask");
   },
@@ -143,7 +144,7 @@ export const MASKED: Format = {
     throw new ProtocolError("bad-encoding", "masked words have no floats in them: their sum has, without the masks");
   },
   check: () => 0,
-};
+});
 
 /** Bytes of a block's scale. */
 const SCALE = 4;

@@ -1,14 +1,14 @@
 /**
  * An update as masked words, for secure aggregation with a helper.
  *
- * The clipped update becomes whole numbers of a few bits each, and a mask is added to each modulo 2^32. The mask's seed is
+ * The clipped update becomes whole numbers of a few bits each, and a mask is added to each modulo 2^32 or 2^24. The mask's seed is
  * sealed for the helper. Whoever knows the seed, or how the numbers were rounded, learns more than a sum: both come from
  * `crypto.getRandomValues`. This file and what it imports are fetched with the first task of secure aggregation alone.
  */
 
 import { toHex } from "../protocol/hex.ts";
 import { signedSeed } from "./about.ts";
-import { countedWords, randomFractions } from "./fixed_point.ts";
+import { countedWords, modulusBits, randomFractions } from "./fixed_point.ts";
 import { addMask, SEED_BYTES } from "./masks.ts";
 import { seal } from "./sealed.ts";
 
@@ -66,7 +66,20 @@ export async function maskUpdate(
   const sealed = seal(draws.seed, helper, about, draws.oneUse);
   addMask(words, draws.seed);
   const signature = await sign(signedSeed(about, sealed));
-  return { content: new Uint8Array(words.buffer), sealed: toHex(sealed), signature: toHex(signature) };
+  return { content: packed(words, bits), sealed: toHex(sealed), signature: toHex(signature) };
+}
+
+/** Return masked words as they travel: little-endian, 4 bytes each, or the lower 3 where they are added modulo 2^24. */
+export function packed(words: Uint32Array<ArrayBuffer>, bits: number): Uint8Array<ArrayBuffer> {
+  if (modulusBits(bits) === 32) return new Uint8Array(words.buffer);
+  const content = new Uint8Array(3 * words.length);
+  for (let place = 0; place < words.length; place++) {
+    const word = words[place]!;
+    content[3 * place] = word; // an Uint8Array keeps the lower byte
+    content[3 * place + 1] = word >>> 8;
+    content[3 * place + 2] = word >>> 16;
+  }
+  return content;
 }
 
 /** Return whether something can be sealed for this key. What is sealed for one of small order anybody can open. */

@@ -1,9 +1,9 @@
 /** What of a task this SDK can do: vectors, parts, encodings, algorithms. */
 
-import { FAMILIES, FLOATS, isKnown } from "../protocol/encodings.ts";
+import { FAMILIES, FLOATS, isKnown, MASKED_NAMES } from "../protocol/encodings.ts";
 import { contentOf, EXCHANGE_KINDS } from "../protocol/exchanges.ts";
 import type { Question, Task } from "../protocol/messages.ts";
-import { MASKED, unknownMasking } from "./secure_tasks.ts";
+import { unknownMasking } from "./secure_tasks.ts";
 
 interface Exchange {
   readonly vectors: readonly string[];
@@ -40,7 +40,7 @@ export function unsupported(
   const sent = task.vectors.map((vector): [string, string] => [vector.name, vector.encoding]);
   // Whether the bundle has buffers is known once it is here.
   const parts = [...exchange.parts, ...("buffers" in task.parts ? ["buffers"] : [])];
-  const families = task.secure === null ? FAMILIES : [MASKED];
+  const families = task.secure === null ? FAMILIES : MASKED_NAMES;
   return (
     differing("sends the vectors", sent, exchange.vectors, FLOATS) ??
     unknownMasking(task) ??

@@ -4,9 +4,8 @@
  */
 
 import { type FailureCode, MOST_REPORTS, type Question, type Task } from "../protocol/messages.ts";
+import { maskedEncoding, modulusBits, mostUpdates } from "../secure/fixed_point.ts";
 
-/** The encoding of words to which a mask was added. */
-export const MASKED = "masked";
 /** Algorithms that keep what an update was before it was clipped, or send something beside it. */
 const KEEPING: readonly string[] = ["scaffold", "scaffold-gradient", "feddyn"];
 /** Codes of failures whose text may say what the data are, or what was trained. */
@@ -135,11 +134,14 @@ export function unknownMasking(task: Task): string | null {
   }
   const other = Object.keys(task.parts).find((name) => name !== "update");
   if (other !== undefined) return `${masked}, and for the part ${other}, which the mask does not hide`;
-  if (task.parts.update !== MASKED) return `${masked}, and for it as ${task.parts.update}; expected ${MASKED}`;
-  const most = Math.floor((2 ** 32 - 1) / (2 ** secure.bits - 1));
+  const expected = maskedEncoding(secure.bits);
+  if (task.parts.update !== expected) {
+    return `${masked} of ${secure.bits} bits, and for it as ${task.parts.update}; expected ${expected}`;
+  }
+  const most = mostUpdates(secure.bits);
   if (secure.minimum > most) {
     return (
-      `${masked} of ${secure.bits} bits, of which ${most} can be added modulo 2^32, for a sum of at least ` +
+      `${masked} of ${secure.bits} bits, of which ${most} can be added modulo 2^${modulusBits(secure.bits)}, for a sum of at least ` +
       `${secure.minimum}`
     );
   }

@@ -12,7 +12,7 @@
  * grows with `faults`.
  */
 
-import { FAMILIES } from "../protocol/encodings.ts";
+import { FAMILIES, MASKED_NAMES } from "../protocol/encodings.ts";
 import { clip, ProtocolError } from "../protocol/errors.ts";
 import { CHUNK_BYTES, unpackChunk } from "../protocol/frames.ts";
 import {
@@ -40,14 +40,7 @@ import {
 import { signedBytes } from "../protocol/signing.ts";
 import { PRIVACY, unsupported } from "./abilities.ts";
 import type { Command, Wanted } from "./commands.ts";
-import {
-  factorRefusal,
-  type GivenBack,
-  MASKED,
-  type SecureDemands,
-  secureRefusal,
-  toldOfFailure,
-} from "./secure_tasks.ts";
+import { factorRefusal, type GivenBack, type SecureDemands, secureRefusal, toldOfFailure } from "./secure_tasks.ts";
 import {
   givenTask,
   isFinished,
@@ -201,7 +194,7 @@ export class Session {
         trusts: this.trusted,
         exchanges: required ? [] : (this.#options.exchanges ?? []), // an answer tells of the data
         algorithms: this.#options.algorithms ?? [],
-        encodings: [...FAMILIES, MASKED],
+        encodings: [...FAMILIES, ...MASKED_NAMES],
         privacy: required ? [...PRIVACY, "secure-required"] : PRIVACY,
       }),
     ];

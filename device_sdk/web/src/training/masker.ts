@@ -4,6 +4,7 @@ import { crc32 } from "../protocol/crc32.ts";
 import { fromHex } from "../protocol/hex.ts";
 import type { Report, Task } from "../protocol/messages.ts";
 import { aboutUpdate } from "../secure/about.ts";
+import { maskedEncoding } from "../secure/fixed_point.ts";
 import { type MaskedTask, termsOf, updateOf } from "../secure/task_terms.ts";
 import { deviceKey } from "../storage/device_key.ts";
 import type { Store } from "../storage/store.ts";
@@ -55,7 +56,8 @@ export class Masker {
     const counted = { share, factor, bound: task.clip, bits: task.secure.bits };
     const helper = fromHex(task.secure.helper);
     const { content, sealed, signature } = await maskUpdate(update, counted, about, helper, key.sign);
-    const part = { name: "update", encoding: "masked", size: content.length, crc32: crc32(content) };
+    const encoding = maskedEncoding(task.secure.bits);
+    const part = { name: "update", encoding, size: content.length, crc32: crc32(content) };
     return { report: { ...withheld(task), parts: [part], sealed, signature }, content };
   }
 }

@@ -48,13 +48,17 @@ describe("vector.json", () => {
   });
 });
 
-test("masked words are of 4 bytes each, of any value, and no floats", async () => {
-  const masked = findEncoding("masked");
-  expect([masked.blockBytes, masked.size(3), masked.check(new Uint8Array(12).fill(255))]).toEqual([4, 12, 0]);
+test.each([
+  ["masked", 4],
+  ["masked24", 3],
+])("%s words are of %i bytes each, of any value, and no floats", async (name, width) => {
+  const masked = findEncoding(name);
+  const content = new Uint8Array(3 * width).fill(255);
+  expect([masked.blockBytes, masked.size(3), masked.check(content)]).toEqual([width, 3 * width, 0]);
   expect(await codeOf(() => masked.check(new Uint8Array(11)))).toBe("wrong-length");
   expect(await codeOf(() => masked.encode(new Float32Array(3)))).toBe("bad-encoding");
-  expect(await codeOf(() => masked.decode(new Uint8Array(12)))).toBe("bad-encoding");
-  expect([isKnown("masked", ["float32"]), isKnown("masked", ["masked"])]).toEqual([false, true]);
+  expect(await codeOf(() => masked.decode(content))).toBe("bad-encoding");
+  expect([isKnown(name, ["float32"]), isKnown(name, [name])]).toEqual([false, true]);
 });
 
 describe("encodings.json", () => {

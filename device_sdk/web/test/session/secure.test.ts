@@ -205,6 +205,13 @@ describe("a task that cannot be masked here is given back", () => {
       { secure: { ...SECURE, bits: 24, minimum: 257 } },
       "of 24 bits, of which 256 can be added modulo 2^32",
     ],
+    ["short words", { secure: { ...SECURE, bits: 12 } }, "of 12 bits, and for it as masked; expected masked24"],
+    ["long words", { parts: { update: "masked24" } }, "of 20 bits, and for it as masked24; expected masked"],
+    [
+      "too many short ones",
+      { parts: { update: "masked24" }, secure: { ...SECURE, bits: 12, minimum: 4098 } },
+      "of 12 bits, of which 4097 can be added modulo 2^24",
+    ],
     [
       "masked without secure",
       { secure: null },

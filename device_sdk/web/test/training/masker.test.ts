@@ -22,7 +22,7 @@ import { Masker } from "../../src/training/masker.ts";
 import { vectors } from "../support/vectors.ts";
 
 const { training, sealed } = vectors("secure.json");
-const [, plain] = (training as { task: object }[]).map(({ task }) => readFromCoordinator(JSON.stringify(task)));
+const [, plain, short] = (training as { task: object }[]).map(({ task }) => readFromCoordinator(JSON.stringify(task)));
 const TASK = plain as MaskedTask;
 const [{ private: HELPER }] = sealed;
 
@@ -93,6 +93,21 @@ describe("a masked update", () => {
       return unmask(content, open(fromHex(report.sealed!), long));
     };
     expect(await plain()).not.toEqual(await plain());
+  });
+
+  test("of 12 bits has the lower three bytes of each word", async () => {
+    const task = short as MaskedTask;
+    const { report, content } = await masker.mask(task, update, 1, 1);
+    expect(report.parts).toEqual([{ name: "update", encoding: "masked24", size: 15, crc32: crc32(content) }]);
+    const whole = new Uint8Array(20);
+    for (let place = 0; place < 5; place++) whole.set(content.subarray(3 * place, 3 * place + 3), 4 * place);
+    const seed = open(fromHex(report.sealed!), aboutUpdate(termsOf(task, 5), updateOf(task, "camera-7")));
+    const words = unmask(whole, seed).map((word) => word & 0xffffff);
+    const step = (2 * task.clip) / 4095;
+    words.slice(0, 4).forEach((word, place) => {
+      expect(Math.abs(word * step - task.clip - update[place]!)).toBeLessThan(step);
+    });
+    expect(words[4]).toBe(4095);
   });
 
   test("has a factor above 0 and at most 1", async () => {

@@ -101,6 +101,29 @@ def test_the_set_is_written_down_before_anybody_is_asked(
     fleet.store.close()
 
 
+def test_a_round_of_short_words_is_unmasked_over_a_restart_and_without_a_refused_device(
+    make_plan: PlanMaker, helper: CalledHelper
+) -> None:
+    """Updates of 3 bytes an element; the masks' sum is modulo 2^32. b's update is read again from
+    its spool file, and subtracted."""
+    plan = make_plan(**secure_settings(helper, secure__bits=12))
+    fleet = MaskedFleet(plan)
+    before = fleet.run.models.newest.model.copy()
+    given = closed_round(fleet, 0.5, 1.0, -0.25)
+    assert fleet.task(given[0]).parts == {"update": "masked24"}
+    fleet.store.close()
+    fleet = MaskedFleet(plan)
+    fleet.run.resume(NOW)
+    helper.revoke("b")
+    fleet.answer(helper)
+    fleet.answer(helper)
+    assert fleet.run.engine.version == 1
+    assert outcome(plan)[1]["reports"] == 2
+    moved = fleet.run.models.newest.model - before
+    assert np.abs(moved - (0.5 - 0.25) / 2).max() <= 600.0 / 4095
+    fleet.store.close()
+
+
 def test_a_restart_asks_for_the_same_set_and_takes_no_other_report(
     make_plan: PlanMaker, helper: CalledHelper
 ) -> None:
