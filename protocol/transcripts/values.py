@@ -44,6 +44,10 @@ def compare(expected: Any, came: Any, bound: dict[str, Any], place: str = "") ->
                 )
             ]
         )
+    if isinstance(expected, dict) and expected.keys() == {"has"}:
+        if isinstance(came, list) and all(part in came for part in expected["has"]):
+            return []
+        return [f"{place} is {shown(came)}; expected {shown(expected['has'])} in it"]
     if isinstance(expected, dict) and isinstance(came, dict):
         lines = []
         for key, value in expected.items():
