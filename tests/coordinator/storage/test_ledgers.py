@@ -4,6 +4,7 @@ which is written in another way."""
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -40,6 +41,7 @@ from fleetlearn_coordinator.storage.ledger import (
 from fleetlearn_coordinator.storage.ledger_reader import LedgerReader
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.messages import Report
+from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE
 
 KINDS = ("evaluation", "roll-call")
 
@@ -278,3 +280,26 @@ def test_they_say_the_same(
             with pytest.raises(DuplicateRowError):
                 ledger.write([Metadata("a", "of a batch that fails"), row])
             assert ledger.get("a") != "of a batch that fails"
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(PAIRWISE, [2]), ("evaluation", [1, 2])])
+def test_of_pairwise_masks_only_the_last_series_keeps_its_shares(
+    both: tuple[Ledger, ...], tmp_path: Path, kind: str, kept: list[int]
+) -> None:
+    """No ledger tells of earlier answers, so the tables are looked at."""
+    files, memory_ledger = both
+    for number in (1, 2):
+        task = f"{kind}-{number}"
+        rows: list[Row] = [
+            ExchangeBegun(kind, number, 1, 0, None, None, 0.0),
+            DeviceAsked(task, kind, number, 1, "d", ""),
+            AnswerAccepted(task, b'{"shares": "secret"}'),
+            ExchangeEnded(kind, number, 1, "valid", {}, 1.0),
+        ]
+        for ledger in both:
+            ledger.write(rows)
+    with closing(sqlite3.connect(tmp_path / sqlite_ledger.DATABASE)) as db:
+        assert [row for (row,) in db.execute("SELECT number FROM answers ORDER BY number")] == kept
+    in_memory = memory_ledger._now().answers.values()
+    assert [row.exchange[1] for row in in_memory] == kept
+    assert files.last_series(kind) == memory_ledger.last_series(kind)
