@@ -7,8 +7,9 @@
  */
 
 import { toHex } from "../protocol/hex.ts";
+import { modulusBits } from "../protocol/word_sizes.ts";
 import { signedSeed } from "./about.ts";
-import { countedWords, modulusBits, randomFractions } from "./fixed_point.ts";
+import { countedWords, randomFractions } from "./fixed_point.ts";
 import { addMask, SEED_BYTES } from "./masks.ts";
 import { seal } from "./sealed.ts";
 

@@ -4,7 +4,7 @@
  */
 
 import { type FailureCode, MOST_REPORTS, type Question, type Task } from "../protocol/messages.ts";
-import { maskedEncoding, modulusBits, mostUpdates } from "../secure/fixed_point.ts";
+import { maskedEncoding, modulusBits, mostUpdates } from "../protocol/word_sizes.ts";
 
 /** Algorithms that keep what an update was before it was clipped, or send something beside it. */
 const KEEPING: readonly string[] = ["scaffold", "scaffold-gradient", "feddyn"];

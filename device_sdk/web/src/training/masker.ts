@@ -3,8 +3,8 @@
 import { crc32 } from "../protocol/crc32.ts";
 import { fromHex } from "../protocol/hex.ts";
 import type { Report, Task } from "../protocol/messages.ts";
+import { maskedEncoding } from "../protocol/word_sizes.ts";
 import { aboutUpdate } from "../secure/about.ts";
-import { maskedEncoding } from "../secure/fixed_point.ts";
 import { type MaskedTask, termsOf, updateOf } from "../secure/task_terms.ts";
 import { deviceKey } from "../storage/device_key.ts";
 import type { Store } from "../storage/store.ts";
