@@ -31,6 +31,7 @@ from fleetlearn_protocol.secure.helper_messages import (
 from fleetlearn_protocol.secure.masks import add_mask, mask_of
 from fleetlearn_protocol.secure.sealed import seal
 from fleetlearn_protocol.secure.task_terms import terms_of, training_digest, update_of
+from make_pairwise import session
 
 # RFC 7748, section 6.1: Alice's private key, and Bob's, who is the helper here.
 ALICE = "77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a"
@@ -143,6 +144,7 @@ def secure() -> dict[str, Any]:
                 ).hex(),
             },
         ],
+        "pairwise": [session()],
     }
 
 

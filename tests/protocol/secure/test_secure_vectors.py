@@ -51,6 +51,12 @@ def chacha20(key: bytes, elements: int) -> list[int]:
     return found[:elements]
 
 
+def hkdf(shared: bytes, info: bytes) -> bytes:
+    """RFC 5869 with SHA-256, without a salt, for 32 bytes."""
+    extracted = hmac.digest(bytes(32), shared, "sha256")
+    return hmac.digest(extracted, info + b"\x01", "sha256")
+
+
 def test_words() -> None:
     for case in VECTORS["words"]:
         update = np.frombuffer(bytes.fromhex(case["update"]), "<f4").tolist()
@@ -183,10 +189,7 @@ def test_sealed() -> None:
         private = X25519PrivateKey.from_private_bytes(own)
         key = private.public_key().public_bytes_raw()
         shared = private.exchange(X25519PublicKey.from_public_bytes(public))
-        # RFC 5869, without a salt, for 32 bytes
-        extracted = hmac.digest(bytes(32), shared, "sha256")
-        info = prefixed(b"fleetlearn.v1 sealed", about, key, public)
-        secret = hmac.digest(extracted, info + b"\x01", "sha256")
+        secret = hkdf(shared, prefixed(b"fleetlearn.v1 sealed", about, key, public))
         assert sealed == key + ChaCha20Poly1305(secret).encrypt(bytes(12), content, about)
         opener = X25519PrivateKey.from_private_bytes(bytes.fromhex(case["private"]))
         assert unseal(sealed, opener, about) == content
@@ -224,3 +227,111 @@ def test_messages() -> None:
 def test_no_two_lists_of_parts_are_the_same_bytes() -> None:
     lists = [(b"ab", b"c"), (b"a", b"bc"), (b"abc",), (b"abc", b""), (b"", b"abc"), ()]
     assert len({length_prefixed(parts) for parts in lists}) == len(lists)
+
+
+PRIME = 2**257 - 93
+
+
+def agreed(private: str, public: str, about: bytes) -> bytes:
+    own = X25519PrivateKey.from_private_bytes(bytes.fromhex(private))
+    mine, theirs = own.public_key().public_bytes_raw(), bytes.fromhex(public)
+    shared = own.exchange(X25519PublicKey.from_public_bytes(theirs))
+    return hkdf(shared, prefixed(b"fleetlearn.v1 sealed", about, *sorted((mine, theirs))))
+
+
+def added(words: list[int], seed: bytes, sign: int) -> list[int]:
+    return [
+        (word + sign * mask) % 2**32
+        for word, mask in zip(words, chacha20(seed, len(words)), strict=True)
+    ]
+
+
+def interpolated(shares: dict[int, int]) -> bytes:
+    """Lagrange's polynomial through the shares, at 0."""
+    found = 0
+    for x, y in shares.items():
+        for other in shares:
+            if other != x:
+                y = y * other * pow(other - x, -1, PRIME) % PRIME
+        found += y
+    return (found % PRIME).to_bytes(32, "big")
+
+
+@pytest.mark.parametrize("case", VECTORS["pairwise"], ids=lambda case: case["name"])
+def test_a_session_of_pairwise_masks(case: dict[str, Any]) -> None:
+    devices = {row["device"]: row for row in case["devices"]}
+    for row in devices.values():
+        for public, private in zip(row["keys"], (row["sealing"], row["masking"]), strict=True):
+            own = X25519PrivateKey.from_private_bytes(bytes.fromhex(private))
+            assert own.public_key().public_bytes_raw().hex() == public
+    parts = [
+        part
+        for name, row in devices.items()
+        for part in (name.encode(), *map(bytes.fromhex, row["keys"]))
+    ]
+    session = hashlib.sha256(prefixed(bytes.fromhex(case["about"]), *parts)).digest()
+    assert session.hex() == case["session"]
+    of_updates = bytes.fromhex(case["about_updates"])
+    for name, row in devices.items():
+        seed = bytes.fromhex(row["seed"])
+        commitment = hashlib.sha256(prefixed(b"seed", session, seed)).hexdigest()
+        assert row["commitment"] == commitment
+        masked = added(row["words"], seed, 1)
+        for place, other in enumerate(sorted(devices.keys() - {name}), 1):
+            shares = [
+                sum(
+                    int(each, 16) * place**power
+                    for power, each in enumerate((row[secret], *row[coefficients]))
+                )
+                % PRIME
+                for secret, coefficients in (
+                    ("seed", "coefficients_of_seed"),
+                    ("masking", "coefficients_of_key"),
+                )
+            ]
+            content = b"".join(share.to_bytes(33, "big") for share in shares)
+            assert "".join(row["shares"][other]) == content.hex()
+            about = b"shares" + session + other.encode()
+            key = agreed(row["sealing"], devices[other]["keys"][0], about)
+            sealed = ChaCha20Poly1305(key).encrypt(bytes(12), content, session)
+            assert row["sealed"][other] == sealed.hex()
+            about = b"mask" + session + of_updates
+            common = agreed(row["masking"], devices[other]["keys"][1], about)
+            assert row["agreed"][other] == common.hex()
+            masked = added(masked, common, 1 if name < other else -1)
+        assert row["masked"] == masked
+
+
+@pytest.mark.parametrize("case", VECTORS["pairwise"], ids=lambda case: case["name"])
+def test_pairwise_masks_are_taken_off(case: dict[str, Any]) -> None:
+    """By what those who stayed tell alone: shares of each other's seeds, and of the key of the
+    device that was lost."""
+    devices = {row["device"]: row for row in case["devices"]}
+    stayed, session = case["stayed"], bytes.fromhex(case["session"])
+
+    def secret(name: str, which: str) -> bytes:
+        places = {o: place for place, o in enumerate(sorted(devices.keys() - {name}), 1)}
+        told = {
+            places[other]: int(answer[which][name], 16)
+            for other, answer in case["answers"].items()
+            if name in answer[which]
+        }
+        return interpolated(dict([*told.items()][: case["threshold"]]))
+
+    total = [
+        sum(column) % 2**32 for column in zip(*(devices[n]["masked"] for n in stayed), strict=True)
+    ]
+    assert case["sum"] == total
+    for name in stayed:
+        assert secret(name, "seeds").hex() == devices[name]["seed"]
+        total = added(total, secret(name, "seeds"), -1)
+    for lost in devices.keys() - {*stayed}:
+        key = secret(lost, "keys").hex()
+        assert key == devices[lost]["masking"]
+        for name in stayed:
+            about = b"mask" + session + bytes.fromhex(case["about_updates"])
+            common = agreed(key, devices[name]["keys"][1], about)
+            total = added(total, common, 1 if lost < name else -1)
+    assert total == case["unmasked"]
+    words = [devices[name]["words"] for name in stayed]
+    assert total == [sum(column) % 2**32 for column in zip(*words, strict=True)]
