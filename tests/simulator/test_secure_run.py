@@ -140,16 +140,16 @@ def test_masked_runs_go_on_after_a_stop_and_after_the_coordinators_death(
 def test_runs_in_which_devices_and_the_coordinator_die_have_the_same_models_with_masks(
     tmp_path: Path, private_line: Path
 ) -> None:
-    """30 runs of each of three ways. The helper refuses nothing."""
+    """30 runs of each of four ways. The helper refuses nothing."""
     lost = 0
     for seed in range(30):
         for way in QUICK:
             draw = np.random.default_rng(seed)
             deaths = {"crashes": sorted(draw.uniform(0, 400, 3).tolist()), "restart": 5.0}
-            more = WAYS[way] | DIFFERENT | {"failures": {"crash": 0.3, "train": 0.002}}
+            more = MASKED[way] | DIFFERENT | {"failures": {"crash": 0.3, "train": 0.002}}
             more |= {"plan__stop": {"rounds": 4}, "seed": seed}
             runs = [
-                run(tmp_path, private_line, **HIDDEN, **more, coordinator=deaths | {"masks": masks})
+                run(tmp_path, private_line, **HIDDEN | more, coordinator=deaths | {"masks": masks})
                 for masks in (True, False)
             ]
             assert runs[0].model.tobytes() == runs[1].model.tobytes(), (seed, way)

@@ -145,7 +145,10 @@ def test_without_its_mask_it_is_the_clipped_update(
     assert np.linalg.norm(update) == pytest.approx(CLIP)  # it was longer
     step = 2 * CLIP / (2**bits - 1)
     # Each element is rounded by less than a step; two builds of ONNX Runtime add in other orders.
-    np.testing.assert_allclose(found.total, update * share * factor, rtol=0, atol=step + 1e-5)
+    # An update that rounding made longer than C is shortened first: by a few steps at most.
+    shorter = 3 * step if share * factor == 1 else 0.0
+    allowed = step + shorter + 1e-5
+    np.testing.assert_allclose(found.total, update * share * factor, rtol=0, atol=allowed)
     assert found.weight == pytest.approx(share, abs=2.0**-bits)
 
 
