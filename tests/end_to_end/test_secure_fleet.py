@@ -198,7 +198,7 @@ def test_whoever_is_killed_each_model_is_an_exact_sum(
 ) -> None:
     """Devices, coordinator and helper are killed at random moments, and started again."""
     luck = random.Random(seed)
-    fleet = MarkedFleet(run, bundle_path, shards, minimum=3, stop__rounds=8, round__goal=4)
+    fleet = MarkedFleet(run, bundle_path, shards, minimum=3, stop__rounds=20, round__goal=4)
     fleet.start_all()
     until, killed = time.monotonic() + SECONDS, 0
     while run.running["coordinator"].poll() is None and time.monotonic() < until:
@@ -214,5 +214,5 @@ def test_whoever_is_killed_each_model_is_an_exact_sum(
     fleet.finished(SECONDS)
     print(f"{killed} kills")
     assert killed >= 3
-    assert read_model(fleet.data)[0] == 8
+    assert read_model(fleet.data)[0] == 20
     check(fleet)
