@@ -690,10 +690,11 @@ def test_secure(tmp_path: Path) -> None:
     """The benchmark itself compares each sum with the sum of the words without masks."""
     results = figures(tmp_path, "secure.py", "--sizes", "10x500", "--repeats", "1")
     modes = results["10 x 500"]
-    assert set(modes) == {"plain", "helper", "pairwise"}
+    assert set(modes) == {"plain", "helper", "helper, 12 bits", "pairwise"}
     assert modes["plain"]["bytes_up"]["min"] == 4 * 500
     # a weight, and 80 and 64 bytes in hexadecimal digits with their names
     assert modes["helper"]["bytes_up"]["min"] == 4 * 501 + 2 * (80 + 64) + 27
+    assert modes["helper, 12 bits"]["bytes_up"]["min"] == 3 * 501 + 2 * (80 + 64) + 27
     assert modes["helper"]["helper_s"]["min"] > 0
     assert modes["pairwise"]["unmasking_s"]["min"] > 0
 
