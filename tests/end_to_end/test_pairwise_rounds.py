@@ -90,6 +90,18 @@ def test_a_fleet_makes_the_model_of_a_fleet_without_masks(
     assert [row.outcome for row in read_status(fleet.data).rounds] == ["committed"] * 2
 
 
+def test_words_of_three_bytes_make_nearly_the_same_model(
+    run: Processes, bundle_path: Path, shards: list[Path], plain: np.ndarray
+) -> None:
+    """Each element is rounded to a multiple of 2 C / 4095, in each of two rounds."""
+    fleet = Fleet(run, bundle_path, shards, secure__bits=12)
+    run.coordinator(fleet.plan)
+    for name in NAMES:
+        fleet.device(name)
+    assert 0 < np.abs(fleet.model() - plain).max() < 2 * 2 * 5.0 / 4095
+    assert [row.outcome for row in read_status(fleet.data).rounds] == ["committed"] * 2
+
+
 PLACES = [
     *((point, phase) for phase in (1, 2, 3) for point in list(COORDINATOR)[:4]),
     *((point, 3) for point in list(COORDINATOR)[4:]),
