@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.x509.oid import ExtensionOID, NameOID
+from fleetlearn_protocol.date_text import date_text
 
 DAY = 86400.0
 SOON = 14 * DAY
@@ -48,17 +49,12 @@ class OwnCertificate(NamedTuple):
             # is refused.
             clock = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d %Hh UTC}"
             return (
-                f"{self.file} is valid from {shown(self.begins)} on, and by this machine's clock "
-                f"it is {clock}"
+                f"{self.file} is valid from {date_text(self.begins)} on, and by this machine's "
+                f"clock it is {clock}"
             )
         if now > self.ends:
-            return f"{self.file} ended on {shown(self.ends)}"
+            return f"{self.file} ended on {date_text(self.ends)}"
         return ""
-
-
-def shown(at: float) -> str:
-    """Return a Unix time as people write it."""
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%SZ}"
 
 
 def read_certificates(file: Path) -> list[OwnCertificate]:
@@ -96,8 +92,8 @@ def remarks(own: OwnCertificate, host: str, now: float) -> list[str]:
     elif own.ends - now < SOON:
         days = int((own.ends - now) // DAY)
         found.append(
-            f"the certificate {own.file} ends on {shown(own.ends)}, in {days} days; then devices "
-            f"refuse it. {RENEW}"
+            f"the certificate {own.file} ends on {date_text(own.ends)}, in {days} days; then "
+            f"devices refuse it. {RENEW}"
         )
     if host not in ANY_ADDRESS and not own.is_for(_plain(host)):
         found.append(
@@ -112,7 +108,9 @@ def remarks_on_ca(authority: OwnCertificate, now: float) -> list[str]:
     if why := authority.out_of_date(now):
         return [f"the CA of devices' certificates {why}: devices with certificates cannot connect"]
     if authority.ends - now < SOON:
-        return [f"the CA of devices' certificates {authority.file} ends on {shown(authority.ends)}"]
+        return [
+            f"the CA of devices' certificates {authority.file} ends on {date_text(authority.ends)}"
+        ]
     return []
 
 

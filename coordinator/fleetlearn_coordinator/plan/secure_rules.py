@@ -226,7 +226,17 @@ def secure_contradictions(plan: PlanKeys) -> Iterable[str]:
 
 def secure_misfit(plan: PlanKeys, manifest: Manifest) -> str | None:
     """Return why the plan's [secure] cannot run this bundle, and what to do. None: it can."""
-    if plan.secure is None or not manifest.buffers:
+    if plan.secure is None:
+        return None
+    most = (2**plan.secure.bits - 1) ** 2
+    if manifest.size > most:
+        # A word of 0 means half a step at least, whose square is that part of the bound's.
+        return (
+            f"secure.bits = {plan.secure.bits} and bundle {manifest.name} with {manifest.size} "
+            f"elements: at most {most} fit. Even an update of zeros, rounded to so few bits, is "
+            "longer than the clip norm. Use more bits"
+        )
+    if not manifest.buffers:
         return None
     return (
         f"[secure] and bundle {manifest.name}: its values, such as BatchNorm's running statistics, "

@@ -8,9 +8,10 @@ from contextlib import closing
 from pathlib import Path
 
 import msgspec
+from fleetlearn_protocol.date_text import date_text
 from fleetlearn_protocol.errors import Code, in_words
 
-from fleetlearn_coordinator.network.own_certificate import read_certificates, shown
+from fleetlearn_coordinator.network.own_certificate import read_certificates
 from fleetlearn_coordinator.secure.helper_settings import HelperFileError, HelperSettings
 from fleetlearn_coordinator.secure.helper_store import HelperStore
 
@@ -39,9 +40,11 @@ class HelperView(msgspec.Struct, frozen=True, kw_only=True):
 
     def lines(self) -> list[tuple[str, str]]:
         """Return labels and texts, for a terminal."""
-        ends = "" if self.certificate_ends is None else f", until {shown(self.certificate_ends)}"
+        ends = (
+            "" if self.certificate_ends is None else f", until {date_text(self.certificate_ends)}"
+        )
         runs = "1 run" if self.runs == 1 else f"{self.runs} runs"
-        last = "" if self.last is None else f", the last on {shown(self.last)}"
+        last = "" if self.last is None else f", the last on {date_text(self.last)}"
         return [
             ("address", f"{self.address} (certificate for {self.certificate_names}{ends})"),
             ("key", self.key),

@@ -14,7 +14,6 @@ import resource
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.addresses import is_loopback
+from fleetlearn_protocol.date_text import date_text
 from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 from fleetlearn_protocol.errors import FleetError, in_words, many
 
@@ -376,7 +376,7 @@ def check_clock(places: list[RunPlace], now: float) -> CheckView:
             if seen is not None and seen > now + AHEAD:
                 text = f"{seen - now:.0f} s behind what {place.name}'s coordinator has recorded"
                 return CheckView("clock", BAD, text, do)
-    shown = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(now))}Z"
+    shown = date_text(now)
     match is_clock_set():
         case True:
             return CheckView("clock", GOOD, f"{shown}, kept by the system")

@@ -132,6 +132,21 @@ def test_a_bundle_with_buffers_is_refused() -> None:
         plan.check_bundle(with_buffers)
 
 
+@pytest.mark.parametrize(("elements", "fits"), [(4095**2, True), (4095**2 + 1, False)])
+def test_a_bundle_whose_rounded_zeros_are_longer_than_the_clip_norm_is_refused(
+    elements: int, fits: bool
+) -> None:
+    """Each of P words means C / 4095 at least, so that the norm is C * sqrt(P) / 4095 or more."""
+    short = parse(f"{SMALL}{SECURE}bits = 12\n")
+    large = msgspec.structs.replace(SGD, parameters=(Parameter("w", (elements,), 0),))
+    if fits:
+        short.check_bundle(large)
+    else:
+        with pytest.raises(PlanError, match="at most 16769025 fit"):
+            short.check_bundle(large)
+    parse(f"{SMALL}{SECURE}").check_bundle(large)  # of 20 bits
+
+
 def test_no_device_is_asked_for_an_update_without_a_mask() -> None:
     """Other plans let a device that does not know the encoding send float32."""
     plan = parse(f"{SMALL}{SECURE}")

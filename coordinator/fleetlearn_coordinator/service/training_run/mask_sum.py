@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
+from fleetlearn_protocol.date_text import date_text
 from fleetlearn_protocol.secure.about import MaskTerms
 from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.secure.helper_messages import (
@@ -22,7 +23,6 @@ from fleetlearn_protocol.secure.helper_messages import (
     SealedReport,
 )
 
-from fleetlearn_coordinator.network.own_certificate import shown
 from fleetlearn_coordinator.plan.secure_section import SecureSection
 from fleetlearn_coordinator.rounds.commands import BY_HELPER, Command, Commit
 from fleetlearn_coordinator.rounds.engine import Engine
@@ -253,7 +253,7 @@ class MaskSums:
         if self._trouble:
             times = "once" if self.tries == 1 else f"{self.tries} times"
             text = (
-                f"{text}. The helper was asked {times} since {shown(self._since)}, and will be "
+                f"{text}. The helper was asked {times} since {date_text(self._since)}, and will be "
                 f"asked again: {self._trouble}"
             )
         self._engine.waits_on = text

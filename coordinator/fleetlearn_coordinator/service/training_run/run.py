@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from fleetlearn_protocol import Bundle
@@ -58,7 +58,6 @@ from fleetlearn_coordinator.service.training_run.exchange_records import Exchang
 from fleetlearn_coordinator.service.training_run.finish import finish_rows, met_before
 from fleetlearn_coordinator.service.training_run.load_state import load_or_begin
 from fleetlearn_coordinator.service.training_run.mask_sum import MaskSums, helper_address
-from fleetlearn_coordinator.service.training_run.pairwise_records import PairwiseRecords
 from fleetlearn_coordinator.service.training_run.participations import take_up_participations
 from fleetlearn_coordinator.service.training_run.plan_changes import look_at_plan
 from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget, summary_of
@@ -82,9 +81,20 @@ from fleetlearn_coordinator.storage.ledger import (
 )
 from fleetlearn_coordinator.storage.store import Store
 
+if TYPE_CHECKING:
+    from fleetlearn_coordinator.service.training_run.pairwise_records import PairwiseRecords
+
+
+def _pairwise_records(plan: Plan, rules: RoundRules, store: Store) -> ExchangeRecords:
+    # With it comes the package cryptography, which is not there where tasks are only simulated.
+    from fleetlearn_coordinator.service.training_run.pairwise_records import PairwiseRecords
+
+    return PairwiseRecords(plan, rules, store)
+
+
 EXCHANGE_RECORDS: dict[str, Callable[[Plan, RoundRules, Store], ExchangeRecords]] = {
     EVALUATION: EvaluationRecords,
-    PAIRWISE: PairwiseRecords,
+    PAIRWISE: _pairwise_records,
 }
 """Kind of exchange -> what makes a run's records of it."""
 
@@ -203,7 +213,7 @@ class Run:
     def pairwise(self) -> PairwiseRecords | None:
         """The sessions in which devices agree on masks; None: they do not."""
         found = self.exchanges.get(PAIRWISE)
-        return found if isinstance(found, PairwiseRecords) else None
+        return cast("PairwiseRecords | None", found)
 
     def secure_of(self, device: str) -> SecureTask | None:
         """Return how this device of the open round masks its update; None: it does not."""
