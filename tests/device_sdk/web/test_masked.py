@@ -117,6 +117,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_an_update_of_a_training_that_was_cut_short_is_not_masked(tmp_path: Path) -> None:
     done = train_in_node(tmp_path, {"epochs": 10**6}, seconds=5.0)
     assert done.returncode != 0
