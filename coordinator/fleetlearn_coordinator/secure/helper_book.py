@@ -13,8 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fleetlearn_protocol.errors import clip
 from fleetlearn_protocol.secure.helper_messages import (
@@ -24,6 +22,7 @@ from fleetlearn_protocol.secure.helper_messages import (
     RefusalName,
 )
 from fleetlearn_protocol.secure.sealed import unseal
+from fleetlearn_protocol.secure.signatures import is_signed
 
 _USED = b"fleetlearn.v1 used seed"
 
@@ -130,7 +129,7 @@ def check_signatures(asked: MaskSumRequest, keys: Mapping[str, bytes]) -> None:
     if forged := [
         report.device
         for report, content in signed
-        if not _is_signed(keys[report.device], report.signature, content)
+        if not is_signed(keys[report.device], report.signature, content)
     ]:
         raise NotAddedError(
             RefusalName.BAD_SIGNATURE,
@@ -193,11 +192,3 @@ def _devices(
 ) -> list[str]:
     pairs = zip(asked.reports, seeds, strict=True)
     return [report.device for report, seed in pairs if chosen(seed)]
-
-
-def _is_signed(key: bytes, signature: bytes, content: bytes) -> bool:
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, content)
-    except (InvalidSignature, ValueError):
-        return False
-    return True

@@ -12,9 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from fleetlearn_protocol.secure.about import length_prefixed
 from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.secure.graph import Degrees, neighbours_of
@@ -26,6 +23,8 @@ from fleetlearn_protocol.secure.pairwise_messages import (
     bytes_of,
     signed_keys,
 )
+from fleetlearn_protocol.secure.sealed import can_seal_for
+from fleetlearn_protocol.secure.signatures import is_signed
 
 Answers = Mapping[str, PairwiseAnswer]
 """Device -> what it answered in one phase."""
@@ -51,7 +50,7 @@ class KeyRules(NamedTuple):
         if len({*named} - {*taken}) != 2:
             raise WrongAnswerError("a key came twice: each is of one device and one use")
         for use, key in zip(Keys._fields, named, strict=True):
-            if not _is_key(bytes.fromhex(key)):
+            if not can_seal_for(bytes.fromhex(key)):
                 raise WrongAnswerError(f"the {use} key is of small order, so that it hides nothing")
         if self.roster is not None:
             self._check_signature(device, answer, self.roster.get(device))
@@ -64,13 +63,10 @@ class KeyRules(NamedTuple):
             )
         content = bytes.fromhex(answer.keys or "")
         keys, signature = content[:KEYS_BYTES], content[KEYS_BYTES:]
-        try:
-            signed = signed_keys(self.run, self.round, device, keys)
-            Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)
-        except (InvalidSignature, ValueError):
+        if not is_signed(public, signature, signed_keys(self.run, self.round, device, keys)):
             raise WrongAnswerError(
                 "the keys are not signed by the key that secure.roster has for the device"
-            ) from None
+            )
 
 
 class Circle(NamedTuple):
@@ -216,12 +212,3 @@ def keys_in(answer: PairwiseAnswer) -> tuple[str, str]:
 def _pair(content: bytes) -> Keys:
     half = KEYS_BYTES // 2
     return Keys(content[:half], content[half:KEYS_BYTES])
-
-
-def _is_key(public: bytes) -> bool:
-    """Return whether something can be agreed on with a public key: it is not of small order."""
-    try:
-        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError:
-        return False
-    return True

@@ -40,7 +40,7 @@ def check_secure(demands: SecureDemands, folder: Path) -> Findings:
     try:
         check_secure_demands(demands)
         public = "" if key is None else public_key_of(key).hex()
-        masking = import_module("fleetlearn_device.training.masking")
+        import_module("fleetlearn_device.training.masking")
     except ValueError as error:
         yield Finding(WHAT, "bad", str(error), "change the settings")
         return
@@ -49,7 +49,7 @@ def check_secure(demands: SecureDemands, folder: Path) -> Findings:
         do = 'pip install "fleetlearn[device,secure]"'
         yield Finding(WHAT, "bad" if demands.require else "warning", found, do)
         return
-    if demands.helper is not None and not masking.is_key(bytes.fromhex(demands.helper)):
+    if demands.helper is not None and not _can_seal_for(demands.helper):
         found = f"{demands.helper} is no helper's key: anybody could open what is sealed for it"
         yield Finding(WHAT, "bad", found, "ask the helper's operator for it: `helper status`")
     elif key is None:
@@ -58,3 +58,9 @@ def check_secure(demands: SecureDemands, folder: Path) -> Findings:
         yield Finding(WHAT, "unknown", found, do)
     else:
         yield Finding(WHAT, "good", f"updates can be masked; the device's public key is {public}")
+
+
+def _can_seal_for(helper: str) -> bool:
+    from fleetlearn_protocol.secure.sealed import can_seal_for  # needs cryptography
+
+    return can_seal_for(bytes.fromhex(helper))

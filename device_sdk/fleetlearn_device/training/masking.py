@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fleetlearn_protocol.encodings import SLAB, masked_encoding
 from fleetlearn_protocol.formats.masked import words_to_bytes
 from fleetlearn_protocol.secure.about import signed_seed
@@ -153,16 +153,6 @@ def mask_words(
     signature = Ed25519PrivateKey.from_private_bytes(private).sign(signed_seed(about, sealed))
     content = words_to_bytes(words, masked_encoding(bits).block_bytes)
     return MaskedUpload(content, sealed.hex(), signature.hex())
-
-
-def is_key(public: bytes) -> bool:
-    """Return whether something can be sealed for a public X25519 key, 32 bytes. What is sealed for
-    one of small order can be opened by anybody."""
-    try:
-        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError:
-        return False
-    return True
 
 
 def _scale_of(share: float, factor: float) -> np.float32:

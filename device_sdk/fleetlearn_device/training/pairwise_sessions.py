@@ -193,16 +193,12 @@ class PairwiseSessions:
         """Refuse keys that the owner's list of devices does not have signed."""
         if self._owner.roster is None:
             return
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        from fleetlearn_protocol.secure.signatures import is_signed
 
         public = self._owner.roster.get(name)
         if public is None:
             self._refuse(session, f"{name} is not in this device's list of devices (secure.roster)")
-        signed = signed_keys(session.run, session.round, name, keys)
-        try:
-            Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)
-        except (InvalidSignature, ValueError):
+        if not is_signed(public, signature, signed_keys(session.run, session.round, name, keys)):
             self._refuse(
                 session,
                 f"the keys that are said to be {name}'s are not signed by the key that this "

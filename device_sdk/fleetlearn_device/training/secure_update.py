@@ -54,7 +54,10 @@ def check_helper(task: Task) -> None:
     secure = task.secure
     if secure is None or secure.helper is None:
         return
-    if not import_masking().is_key(bytes.fromhex(secure.helper)):
+    import_masking()
+    from fleetlearn_protocol.secure.sealed import can_seal_for
+
+    if not can_seal_for(bytes.fromhex(secure.helper)):
         raise UnsupportedError(
             f"the task's helper has the key {secure.helper}, which is of small order: anybody "
             "could open what is sealed for it"

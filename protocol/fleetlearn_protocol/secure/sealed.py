@@ -31,6 +31,16 @@ def agreed_key(private: X25519PrivateKey, public: bytes, about: bytes, *keys: by
     return HKDF(SHA256(), 32, None, info).derive(shared)
 
 
+def can_seal_for(public: bytes) -> bool:
+    """Return whether a public X25519 key, 32 bytes, hides anything: what is sealed for one of small
+    order, or masked with it, can be read by anybody."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return False
+    return True
+
+
 def seal(content: bytes, public: bytes, about: bytes, own: X25519PrivateKey | None = None) -> bytes:
     """Return ``content`` sealed for the holder of ``public``'s private key. ``own``: the key of one
     use, for test vectors alone; by default a new one is drawn."""

@@ -18,7 +18,6 @@ from fleetlearn_device.training.masking import (
     RandomBytes,
     counted_words,
     counted_words_with_noise,
-    is_key,
     mask_words,
     share_of,
 )
@@ -28,7 +27,7 @@ from fleetlearn_protocol.secure.about import signed_seed
 from fleetlearn_protocol.secure.distributed_noise import largest_step, noisy_sum
 from fleetlearn_protocol.secure.fixed_point import excess_of, weighted_sum
 from fleetlearn_protocol.secure.masks import mask_of
-from fleetlearn_protocol.secure.sealed import unseal
+from fleetlearn_protocol.secure.sealed import can_seal_for, unseal
 
 FILE = Path(__file__).parents[3] / "protocol" / "vectors" / "secure.json"
 UPLOADS = json.loads(FILE.read_text("ascii"))["uploads"]
@@ -167,8 +166,8 @@ def test_bits_that_are_too_few_for_so_many_elements_are_refused() -> None:
 
 @pytest.mark.parametrize("key", SMALL)
 def test_a_key_of_small_order_is_none(key: str) -> None:
-    assert is_key(PUBLIC)
-    assert not is_key(bytes.fromhex(key))
+    assert can_seal_for(PUBLIC)
+    assert not can_seal_for(bytes.fromhex(key))
     with pytest.raises(ValueError):
         mask_words(np.zeros(2, np.uint32), b"", bytes.fromhex(key), OWN.private_bytes_raw(), 20)
 
