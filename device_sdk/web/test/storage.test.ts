@@ -12,40 +12,16 @@ import { Enrolment, readOrMakeName } from "../src/storage/identity.ts";
 import { openIndexedDb } from "../src/storage/indexed_db.ts";
 import { Outbox } from "../src/storage/outbox.ts";
 import { MemoryStore, type Store } from "../src/storage/store.ts";
+import { SECURE, SECURE_TASK } from "./support/tasks.ts";
 import { hex, vectors } from "./support/vectors.ts";
 
 /** A task whose update is not masked before its staleness is known. */
 const TASK: Task = {
-  type: "task",
+  ...SECURE_TASK,
   task: "t",
   round: 1,
-  bundle: "a".repeat(64),
-  vectors: [{ name: "model", sha256: "b".repeat(64), size: 8, encoding: "float32", delta: null }],
-  parts: { update: "masked" },
-  hyper: { lr: 0.1 },
   epochs: 1,
-  batch_size: 8,
-  seed: 5,
-  deadline: 100,
-  time_budget: null,
-  evaluate: false,
-  algorithm: "plain",
-  kept: null,
-  personal_epochs: null,
-  clip: 1,
-  local_noise: null,
-  privacy: null,
-  secure: {
-    mode: "helper",
-    minimum: 3,
-    bits: 20,
-    most_weight: 80,
-    least_factor: 0.25,
-    helper: "c".repeat(64),
-    noise: null,
-    session: null,
-    shares: {},
-  },
+  secure: { ...SECURE, most_weight: 80, least_factor: 0.25 },
 };
 
 const STORES: [string, () => Promise<Store>][] = [

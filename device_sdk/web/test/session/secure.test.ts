@@ -5,41 +5,9 @@ import type { Question, Report, Task } from "../../src/protocol/messages.ts";
 import type { Command } from "../../src/session/commands.ts";
 import { checkSecureDemands, type SecureDemands } from "../../src/session/secure_tasks.ts";
 import { Session } from "../../src/session/session.ts";
+import { HELPER, SECURE, SECURE_TASK } from "../support/tasks.ts";
 
-const HELPER = "c".repeat(64);
-const SECURE = {
-  mode: "helper",
-  minimum: 3,
-  bits: 20,
-  most_weight: null,
-  least_factor: null,
-  helper: HELPER,
-  noise: null,
-  session: null,
-  shares: {},
-} as const;
-const TASK: Task = {
-  type: "task",
-  task: "5eed-3-1",
-  round: 3,
-  bundle: "a".repeat(64),
-  vectors: [{ name: "model", sha256: "b".repeat(64), size: 8, encoding: "float32", delta: null }],
-  parts: { update: "masked" },
-  hyper: { lr: 0.1 },
-  epochs: 2,
-  batch_size: 8,
-  seed: 5,
-  deadline: 100,
-  time_budget: null,
-  evaluate: false,
-  algorithm: "plain",
-  kept: null,
-  personal_epochs: null,
-  clip: 1,
-  local_noise: null,
-  privacy: null,
-  secure: SECURE,
-};
+const TASK: Task = { ...SECURE_TASK, task: "5eed-3-1" };
 const STALE: Task = { ...TASK, secure: { ...SECURE, least_factor: 0.25 } };
 const QUESTION: Question = {
   type: "question",

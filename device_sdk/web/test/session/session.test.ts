@@ -4,35 +4,15 @@ import { beforeEach, describe, expect, test } from "vitest";
 import { number, object, record } from "../../src/protocol/checks.ts";
 import { EXCHANGE_KINDS } from "../../src/protocol/exchanges.ts";
 import { packChunk } from "../../src/protocol/frames.ts";
-import { name, type Question, type Report, type Task } from "../../src/protocol/messages.ts";
+import { name, type Question, type Report } from "../../src/protocol/messages.ts";
 import type { Command, Wanted } from "../../src/session/commands.ts";
 import { PATIENCE, Session } from "../../src/session/session.ts";
+import { PLAIN_TASK } from "../support/tasks.ts";
 
 const SHA = "a".repeat(64);
 const MODEL = "b".repeat(64);
-const vectors = [{ name: "model", sha256: MODEL, size: 8, encoding: "float32", delta: null }];
-const TASK: Task = {
-  type: "task",
-  task: "t1",
-  round: 3,
-  bundle: SHA,
-  vectors,
-  parts: { update: "float32" },
-  hyper: { lr: 0.1 },
-  epochs: 2,
-  batch_size: 8,
-  seed: 5,
-  deadline: 100,
-  time_budget: null,
-  evaluate: false,
-  algorithm: "plain",
-  kept: null,
-  personal_epochs: null,
-  clip: null,
-  local_noise: null,
-  privacy: null,
-  secure: null,
-};
+const TASK = PLAIN_TASK;
+const { vectors } = TASK;
 const EVALUATE: Question = {
   type: "question",
   task: "e1",
