@@ -23,6 +23,7 @@ from fleetlearn_coordinator.network.http_port import (
     RefusedError,
     read_request,
     read_target,
+    send_answer,
 )
 from fleetlearn_coordinator.plan.service_settings import Tls
 
@@ -136,19 +137,7 @@ class AdminListener:
             return True
         if not isinstance(content, HttpContent):
             content = json_content(content)
-        headers = [
-            ("Connection", "close"),
-            *content.headers,
-            ("Content-Length", str(len(content.body))),
-            ("X-Content-Type-Options", "nosniff"),
-        ]
-        response = h11.Response(
-            status_code=content.status, headers=headers, reason=content.status.phrase
-        )
-        for event in (response, h11.Data(data=content.body), h11.EndOfMessage()):
-            writer.write(connection.send(event) or b"")
-        await writer.drain()
-        return content.status == HTTPStatus.OK
+        return await send_answer(connection, writer, content.status, content.headers, content.body)
 
     def _check(self, head: h11.Request) -> None:
         _check(head)

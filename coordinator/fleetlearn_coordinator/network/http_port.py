@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http import HTTPStatus
@@ -250,6 +250,33 @@ def _forget_frames(error: BaseException) -> None:
     """Let an error's frames go. Those of h11, and of asyncio's TLS, hold the error themselves, and
     so the connection's buffers until the next garbage collection, which is rare here."""
     error.__traceback__ = None
+
+
+async def send_answer(
+    connection: h11.Connection,
+    writer: asyncio.StreamWriter,
+    status: HTTPStatus,
+    headers: Iterable[tuple[str, str]],
+    body: bytes,
+    *,
+    silent: bool = False,
+) -> bool:
+    """Send the only answer of a connection. Returns whether its status is 200.
+
+    headers: those about the connection's end and the body's length are added. silent: send the
+    headers alone, as the answer to HEAD.
+    """
+    own = [
+        ("Connection", "close"),
+        *headers,
+        ("Content-Length", str(len(body))),
+        ("X-Content-Type-Options", "nosniff"),
+    ]
+    response = h11.Response(status_code=status, headers=own, reason=status.phrase)
+    for event in (response, h11.Data(data=b"" if silent else body), h11.EndOfMessage()):
+        writer.write(connection.send(event) or b"")
+    await writer.drain()
+    return status == HTTPStatus.OK
 
 
 async def read_request(

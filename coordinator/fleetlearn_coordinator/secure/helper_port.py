@@ -31,6 +31,7 @@ from fleetlearn_coordinator.network.http_port import (
     RefusedError,
     read_request,
     read_target,
+    send_answer,
 )
 from fleetlearn_coordinator.plan.service_settings import Limits
 from fleetlearn_coordinator.secure.helper import Helper
@@ -95,18 +96,8 @@ class HelperPort:
         except RefusedError as refused:
             answer = MaskSumRefusal(RefusalName.BAD_REQUEST, clip(refused.text))
             status = refused.status
-        content = write_message(answer)
-        headers = [
-            ("Connection", "close"),
-            ("Cache-Control", "no-store"),
-            ("Content-Type", MEDIA_TYPE),
-            ("Content-Length", str(len(content))),
-        ]
-        begin = h11.Response(status_code=status, headers=headers, reason=status.phrase)
-        for event in (begin, h11.Data(data=content), h11.EndOfMessage()):
-            writer.write(connection.send(event) or b"")
-        await writer.drain()
-        return status == HTTPStatus.OK
+        headers = [("Cache-Control", "no-store"), ("Content-Type", MEDIA_TYPE)]
+        return await send_answer(connection, writer, status, headers, write_message(answer))
 
     def _check(self, head: h11.Request) -> None:
         """Refuse a request before its body is read. Raises RefusedError."""

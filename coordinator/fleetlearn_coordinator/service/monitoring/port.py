@@ -28,6 +28,7 @@ from fleetlearn_coordinator.network.http_port import (
     RefusedError,
     read_request,
     read_target,
+    send_answer,
 )
 from fleetlearn_coordinator.plan.service_settings import (
     AlertSettings,
@@ -99,20 +100,10 @@ class MonitoringPort:
             text = f"{refused.text}\n".encode()
             answer = MonitoringAnswer(refused.status, "text/plain; charset=utf-8", text)
             silent = silent or refused.silent
-        headers = [
-            ("Connection", "close"),
-            ("Cache-Control", "no-store"),
-            ("Content-Type", answer.content_type),
-            ("Content-Length", str(len(answer.body))),
-            ("X-Content-Type-Options", "nosniff"),
-        ]
-        status = answer.status
-        response = h11.Response(status_code=status, headers=headers, reason=status.phrase)
-        body = b"" if silent else answer.body
-        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
-            writer.write(connection.send(event) or b"")
-        await writer.drain()
-        return status == HTTPStatus.OK
+        headers = [("Cache-Control", "no-store"), ("Content-Type", answer.content_type)]
+        return await send_answer(
+            connection, writer, answer.status, headers, answer.body, silent=silent
+        )
 
     async def _answer(self, head: h11.Request) -> MonitoringAnswer:
         path = read_target(head).path
