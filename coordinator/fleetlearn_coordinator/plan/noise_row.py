@@ -75,8 +75,8 @@ def noise_row(plan: Plan, rules: PrivacyRules, elements: int | None) -> NoiseRow
 
 
 def _correlated_growth(rules: PrivacyRules) -> tuple[float, float]:
-    """Return the standard deviation of the last release's correlated noise, and of the sum of all
-    releases' noise, where that of fresh noise is 1.
+    """Return two standard deviations, in units of fresh noise: of the last release's correlated
+    noise, and of the sum of all releases' noise.
 
     Both follow from what one fresh number adds to its own release and to each later one."""
     strategy = strategy_of(rules)

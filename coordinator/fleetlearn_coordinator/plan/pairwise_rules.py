@@ -23,7 +23,7 @@ OF_PAIRWISE = ("adversaries", "dropouts", "server", "degree", "threshold", "dead
 
 def graph_for(secure: SecureSection, devices: int) -> Degrees:
     """Return how many neighbours each of a round's devices has, and how many of them give its
-    secrets. Raises ValueError where so many devices cannot be masked as the plan wants it."""
+    secrets. Raises ValueError where the plan's shares cannot hold for this number of devices."""
     assert secure.adversaries is not None
     assert secure.dropouts is not None
     degree, threshold = secure.degree, secure.threshold

@@ -43,9 +43,9 @@ class Segment(msgspec.Struct, frozen=True):
     releases: int = 0
     """How many were made."""
     abandoned: int = 0
-    """Rounds without a release that have spent as much: with mechanism local those that were
-    abandoned, as devices had sent their updates; with mechanism distributed those of them whose sum
-    the coordinator may have seen."""
+    """Abandoned rounds that have spent as much as a release. With mechanism local: all, as devices
+    had sent their updates. With mechanism distributed: each whose sum the coordinator may have
+    seen."""
     strategy: BltStrategy | None = None
     """How the noise was correlated, with mechanism dp-ftrl. It is kept, as another version of this
     package, or another machine, may find another one for the same plan."""

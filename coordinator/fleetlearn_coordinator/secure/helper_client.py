@@ -1,7 +1,7 @@
 """A coordinator's questions to the helper: blocking calls, for a thread that may wait.
 
-The helper's certificate is pinned, or one of a CA of its own: no authority of the system may stand
-in for the other operator.
+The coordinator knows the helper's certificate, or the private CA that made the certificate: no
+certificate authority of the system may stand in for the other operator.
 """
 
 from __future__ import annotations

@@ -141,8 +141,8 @@ class HelperStore:
     # Devices
 
     def keys(self, names: Iterable[str], *, also_revoked: bool = False) -> dict[str, bytes]:
-        """Return the keys of those of these devices that are enrolled, and not revoked, or
-        ``also_revoked``."""
+        """Return device -> key, for each name that is enrolled. ``also_revoked``: the keys of
+        revoked devices too."""
         statement = "SELECT key FROM devices WHERE name = ? AND (revoked IS NULL OR ?)"
         found = {}
         for name in names:

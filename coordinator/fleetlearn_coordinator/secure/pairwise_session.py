@@ -94,7 +94,7 @@ def circle_of(
 
     seed: the run's random number, which no device knows: nobody can choose its neighbours. graph:
     number of devices -> how many neighbours each has, and how many give its secrets. Raises
-    ValueError where so many devices cannot hide their updates.
+    ValueError where this number of devices cannot hide their updates.
     """
     shown = {name: answers[name].keys or "" for name in sorted(answers)}
     about = length_prefixed((rules.run.encode(), str(rules.round).encode()))

@@ -111,7 +111,7 @@ class Outbox:
         ``bundle``, if anything.
 
         ``contents`` holds the bytes of each of the report's parts. ``later``: the update is not
-        masked yet, and nothing of it is to be sent; ``report`` is that of ``later``. After a crash
+        masked yet, and nothing of it is to be sent; ``report`` is ``later.report``. After a crash
         the update, the kept state, the tied vectors and the personal model are all there, or none
         is. Raises StateError.
         """

@@ -57,8 +57,8 @@ def _decode(content: Bytes, elements: int) -> Vector:
 
 
 def _masked(width: int) -> Format:
-    """Return the format of words of so many bytes. Nobody knows the magnitude of what is masked: it
-    counts as 0."""
+    """Return the format of words of ``width`` bytes. Nobody knows how large masked elements are:
+    their magnitude counts as 0."""
     return Format(
         size=lambda elements: width * elements,
         encode=_encode,

@@ -40,11 +40,11 @@ class Degrees(NamedTuple):
     neighbours: int
     """k: of each device; even."""
     threshold: int
-    """t: so many shares give a secret of a device."""
+    """t: how many shares give a secret of a device."""
 
 
 def degrees(devices: int, hostile: float, lost: float, *, consistent: bool = True) -> Degrees:
-    """Return the smallest number of neighbours that does, with its threshold.
+    """Return the smallest number of neighbours that suffices, with its threshold.
 
     Args:
         devices: n, at least 4.
@@ -68,8 +68,8 @@ def degrees(devices: int, hostile: float, lost: float, *, consistent: bool = Tru
 _MOST_ALL = MOST_NEIGHBOURS + 1
 """More devices cannot all be neighbours: what is said of them does not fit into a message."""
 _ALL = 32
-"""Up to so many devices are all neighbours of each other: that costs little, and where shares of
-few devices are whole numbers of devices, one more that vanishes must not end the session."""
+"""Most devices of a session in which all are neighbours of each other. That costs little; and of
+few devices a share is one or two devices, and one more that vanishes must not end the session."""
 
 
 def graph_of(devices: int, hostile: float, lost: float, *, consistent: bool = True) -> Degrees:
@@ -80,7 +80,7 @@ def graph_of(devices: int, hostile: float, lost: float, *, consistent: bool = Tr
 
     devices: n, at least 2. consistent: whether the coordinator tells all devices the same of who
     was lost. False: it may not, and all devices are neighbours, however many they are. The other
-    arguments are those of ``degrees``. Raises ValueError where so many devices cannot hide their
+    arguments: as for ``degrees``. Raises ValueError where this number of devices cannot hide their
     updates, or too few would be left to unmask the sum.
     """
     if consistent and devices > _ALL:

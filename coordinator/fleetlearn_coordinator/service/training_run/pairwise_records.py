@@ -99,7 +99,7 @@ class PairwiseRecords(ExchangeRecords):
         return self._circle
 
     def _graph(self, devices: int) -> Degrees:
-        """Return how many neighbours each of so many devices has."""
+        """Return how many neighbours each device has in a circle of ``devices``."""
         try:
             return graph_for(self._secure, devices)
         except ValueError:

@@ -30,9 +30,9 @@ from fleetlearn_device.runtimes.cuda.encoding import (
 MOST_NODES = 30_000
 """Nodes in the place of one loop, at most: a session takes a second to read 6,000."""
 WIDEST = 32
-"""Inputs of a Concat and outputs of a Split, at most. The provider's kernels take the places of so
-many as arguments. They read those of more from the host's memory, where they are no longer when a
-recorded step is replayed."""
+"""Inputs of a Concat and outputs of a Split, at most. Up to this number the provider's kernels get
+the tensors' addresses as arguments. Otherwise they read the addresses from the host's memory, where
+others stand when a recorded step is replayed."""
 BY_ELEMENT = frozenset(["Add", "Sub", "Mul", "Div", "Neg", "Sigmoid", "Tanh", "Relu", "Exp"])
 ALONG_AXIS = frozenset(["Split", "Concat"])
 """These are moved too. Their axis comes one later where the steps are the first."""
