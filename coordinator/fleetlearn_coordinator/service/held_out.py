@@ -1,52 +1,37 @@
 """Held-out evaluation: committed models are measured on the user's data, in a process of its own.
 
-The process loads ONNX Runtime, which this one does not. It is given one model after the other over
-a pipe, and started again when it dies. A version's result is stored once (storage/held_out.py); a
-version that has none is measured by the next process, whoever died.
+The process (``worker_process.py``) is given one model after the other. A version's result is stored
+once (storage/held_out.py); a version that has none is measured by the next process, whoever died.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
-from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from fleetlearn_protocol import Bundle, open_bundle
-from fleetlearn_protocol.errors import Code
 
-from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.service import worker_process
 from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.run_log import RunLog
-from fleetlearn_coordinator.storage.blobs import StoredBytes, StoredModels
+from fleetlearn_coordinator.service.worker_process import WorkerProcess
+from fleetlearn_coordinator.storage.blobs import StoredModels
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.held_out import HeldOutResults
 
 MAX_WAITING = 16
 """Models that are kept for their measurement. Where training is faster, older ones are passed
 over."""
-MAX_DEATHS = 3
-"""Processes that may die while they measure a model. After that this coordinator measures the model
-no more."""
-PIECE = 2**20
-"""Bytes of a model that are read and sent to the process at a time."""
 PAUSE = 1.0
-"""Seconds between looks for new models, and before a process that died is replaced."""
+"""Seconds between looks for new models."""
 
 
 def check_installed() -> None:
     """Raise PlanError if the process could not run."""
-    if find_spec("onnxruntime") is None:
-        text = (
-            'held-out evaluation needs ONNX Runtime: pip install "fleetlearn[evaluation]", or '
-            "leave evaluation.data out"
-        )
-        raise PlanError(Code.BAD_MESSAGE, text)
+    worker_process.check_installed("held-out evaluation", "leave evaluation.data out")
 
 
 class HeldOut:
@@ -71,7 +56,7 @@ class HeldOut:
         self.measured: Callable[[int, dict[str, float]], None] = lambda version, metrics: None
         self._done = {*results.read_all()}
         self._given_up: set[int] = set()
-        self._process: Process | None = None
+        self._worker = WorkerProcess("fleetlearn_device.measure", str(bundle.path), str(data))
 
     def waiting(self) -> list[int]:
         """Return the versions that are to be measured, the oldest first."""
@@ -93,21 +78,12 @@ class HeldOut:
 
     async def _measure(self, version: int) -> None:
         model = self._models.open_tensor(version)
-        job = {
-            "name": self._models.where_model(version),
-            "elements": self.bundle.manifest.size,
-            "sha256": self._digest_of(version),
-        }
-        for death in range(1, MAX_DEATHS + 1):
-            found = await self._ask(job, model)
-            if found is not None:
-                break
-            self._log.warning(
-                "the process for held-out data died (%d) at model version %d", death, version
-            )
-            await asyncio.sleep(PAUSE)
-        else:
-            found = {"error": f"{MAX_DEATHS} processes died"}
+        job = {"name": self._models.where_model(version), "sha256": self._digest_of(version)}
+        text = "the process for held-out data died (%d) at model version %d"
+        answer = await self._worker.ask(
+            job, [model], lambda death: self._log.warning(text, death, version)
+        )
+        found = answer.fields
         if "error" in found:
             self._given_up.add(version)
             self._log.error(
@@ -123,44 +99,9 @@ class HeldOut:
         self._log.info("model version %d on held-out data: %s", version, shown, extra=known)
         self.measured(version, metrics)
 
-    async def _ask(self, job: dict[str, Any], model: StoredBytes) -> dict[str, Any] | None:
-        """Return the process's answer, or None if it died. Raises OSError."""
-        if self._process is None or self._process.returncode is not None:
-            command = (
-                sys.executable,
-                "-m",
-                "fleetlearn_device.measure",
-                str(self.bundle.path),
-                str(self.data),
-            )
-            # In a session of its own, so that Ctrl-C is for the coordinator alone.
-            self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=PIPE, start_new_session=True
-            )
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        line = b""
-        with suppress(ConnectionError):
-            process.stdin.write(msgspec.json.encode(job) + b"\n")
-            for begin in range(0, model.size, PIECE):
-                # In another thread: the store may be elsewhere, or its disk slow.
-                piece = await asyncio.to_thread(model.read, begin, min(PIECE, model.size - begin))
-                process.stdin.write(piece)
-                await process.stdin.drain()
-            line = await process.stdout.readline()
-        if not line.endswith(b"\n"):
-            await process.wait()
-            return None
-        answer: dict[str, Any] = msgspec.json.decode(line)
-        return answer
-
     async def close(self) -> None:
         """End the process."""
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+        await self._worker.close()
 
 
 def means_of_newest(results: dict[int, dict[str, Any]]) -> dict[str, float]:

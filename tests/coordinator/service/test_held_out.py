@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.service import held_out
-from fleetlearn_coordinator.service.held_out import MAX_DEATHS, MAX_WAITING, HeldOut
+from fleetlearn_coordinator.service import worker_process
+from fleetlearn_coordinator.service.held_out import MAX_WAITING, HeldOut
+from fleetlearn_coordinator.service.worker_process import MAX_DEATHS
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs, model_path
 from fleetlearn_coordinator.storage.file_held_out import FileHeldOutResults
 from fleetlearn_coordinator.storage.find_storage import find_storage
@@ -69,8 +70,8 @@ def test_a_model_that_so_many_processes_died_of_is_left_out(
     program = tmp_path / "dying.sh"
     program.write_text(DYING.format(folder=tmp_path, deadly=model_path(tmp_path, 2).name))
     program.chmod(0o755)
-    monkeypatch.setattr(held_out.sys, "executable", str(program))
-    monkeypatch.setattr(held_out, "PAUSE", 0.0)
+    monkeypatch.setattr(worker_process.sys, "executable", str(program))
+    monkeypatch.setattr(worker_process, "PAUSE", 0.0)
     measured: list[dict[str, float]] = []
 
     async def measure() -> HeldOut:
