@@ -38,6 +38,9 @@ class ModelState:
     """What is known of c or h, where the algorithm has one of them."""
     privacy: PrivacyState | None = None
     """What the releases so far leave for the next one, where the plan has [privacy]."""
+    members: tuple[ModelState, ...] = ()
+    """Of a family (family_round.py): the members' states in order. Their arrays are parts of this
+    one's. Empty: the run has one model."""
 
     @cached_property
     def digest(self) -> str:

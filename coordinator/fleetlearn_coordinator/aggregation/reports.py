@@ -56,6 +56,8 @@ class ReportColumns:
     weighed: Sequence[Reported] = ()
     """What the weighing of each update depends on; empty: it is not known yet, or nothing is to be
     known."""
+    member: int = 0
+    """The place of the member that all of them are of, in a family (family_round.py)."""
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -64,8 +66,9 @@ class ReportColumns:
         """Return the first ``count`` reports. The columns share memory."""
         if count == len(self):
             return self
-        cut = {field.name: _first(getattr(self, field.name), count) for field in fields(self)}
-        return ReportColumns(**cut)
+        columns = (field.name for field in fields(self) if field.name != "member")
+        cut = {name: _first(getattr(self, name), count) for name in columns}
+        return ReportColumns(**cut, member=self.member)
 
     def update(self, part: str, row: int) -> Update:
         """Return one part of one report."""
@@ -92,10 +95,11 @@ def columns_of(
     largest: Mapping[str, float],
     parts: Mapping[str, Update],
     staleness: int = 0,
+    member: int = 0,
 ) -> ReportColumns:
     """Return the columns of one report. ``metrics``: names of the metrics that are kept.
     ``weight``: of its update in the mean. ``largest``: part -> the largest magnitude of its
-    elements."""
+    elements. ``member``: as in ``ReportColumns``."""
     # One array of each kind, cut into columns: an array for each column takes 5 us more.
     integers = np.array([weight, report.examples, report.steps], np.int64)
     own = [report.metrics.get(name, np.nan) for name in metrics]
@@ -115,4 +119,5 @@ def columns_of(
         personal=[report.personal],
         lost_tied=[report.lost_tied],
         clipped=[report.clipped],
+        member=member,
     )

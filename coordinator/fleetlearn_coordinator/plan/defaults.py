@@ -11,6 +11,7 @@ from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES
 from fleetlearn_coordinator.aggregation.robust.rules import DEFAULTS, RULES, Bounds, least_updates
 from fleetlearn_coordinator.aggregation.round_summary import PERSONAL
 from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS
+from fleetlearn_coordinator.plan.family_section import fill_family
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
 from fleetlearn_coordinator.plan.privacy_defaults import fill_privacy, prepare_private_rounds
 from fleetlearn_coordinator.plan.recipes import RECIPES, Recipe
@@ -32,6 +33,7 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     name = raw.get("recipe", "fedavg")
     _refuse_unknown("recipe", name, RECIPES, "Recipes")
     recipe = RECIPES[name]
+    fill_family(raw)
     for section in SECTIONS:
         if section not in OPTIONAL:
             raw.setdefault(section, {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,14 @@ from fleetlearn_protocol.paths import in_home
 
 from fleetlearn_coordinator.aggregation import adaptive_mu, aggregators, optimizers
 from fleetlearn_coordinator.aggregation import staleness as staleness_functions
+from fleetlearn_coordinator.aggregation.family_round import FamilyRules, MemberRules
 from fleetlearn_coordinator.aggregation.modular_sum import modular_sum
 from fleetlearn_coordinator.aggregation.participation_rates import ParticipationRates, UpdateWeights
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.contradictions import contradictions
 from fleetlearn_coordinator.plan.defaults import fill_defaults
+from fleetlearn_coordinator.plan.family_rules import family_misfit
+from fleetlearn_coordinator.plan.family_section import FamilyMember
 from fleetlearn_coordinator.plan.pairwise_rules import pairwise_settings
 from fleetlearn_coordinator.plan.plan_for_bundle import PlanError, PlanForBundle
 from fleetlearn_coordinator.plan.privacy_terms import check_budget, privacy_rules
@@ -30,7 +33,12 @@ from fleetlearn_coordinator.plan.sections import SECTIONS
 from fleetlearn_coordinator.plan.secure_rules import fixed_point
 from fleetlearn_coordinator.plan.selection_section import NESTED
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
-from fleetlearn_coordinator.plan.toml_errors import paths_from, read_tables, refuse_unknown
+from fleetlearn_coordinator.plan.toml_errors import (
+    Section,
+    paths_from,
+    read_tables,
+    refuse_unknown,
+)
 from fleetlearn_coordinator.privacy.accounting import PrivacyError
 from fleetlearn_coordinator.rounds.settings import MEASURED_ON, EvaluationSettings, Settings
 
@@ -76,7 +84,9 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
                     "this is a service file, and a plan is expected here: the file that names the "
                     "bundle"
                 )
-            refuse_unknown(raw, "plan", Plan, {**SECTIONS, **NESTED}, hidden=("file",))
+            refuse_unknown(
+                raw, "plan", Plan, {**SECTIONS, **NESTED, **_member_sections(raw)}, hidden=("file",)
+            )
             fill_defaults(raw)
             plan = read_tables({**raw, "file": file}, "plan", cls, paths_from(base))
             for problem in contradictions(plan):
@@ -223,9 +233,25 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
             secure=fixed_point(self),
         )
 
+    def family_rules(self, manifests: Mapping[str, Manifest]) -> FamilyRules:
+        """Return how the reports of a round become the next models. ``manifests``: of the bundles
+        of ``members``. Raises as ``round_rules`` does."""
+        return FamilyRules(
+            MemberRules(name, self.round_rules(manifest), manifest.size)
+            for name, manifest in manifests.items()
+        )
+
     def optimizer(self, manifest: Manifest) -> optimizers.Optimizer:
         """Return the server optimizer with its hyper-parameters, for the bundle's model."""
         return optimizers.make(self.server.optimizer, manifest.travelling, **self.server.hyper)
+
+    def check_members(self, manifests: Mapping[str, Manifest]) -> None:
+        """Raise PlanError where the plan and one of its bundles do not fit together, or the bundles
+        of a family do not. ``manifests``: as for ``family_rules``."""
+        for manifest in manifests.values():
+            self.check_against(manifest)
+        if self.is_family and (misfit := family_misfit(manifests)) is not None:
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
 
     def check_against(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together, or the budget of
@@ -256,7 +282,9 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
 
     def check_service(self, service: ServiceSettings) -> None:
         """Raise PlanError where a process with these settings could not serve the plan."""
-        if self.round.cohort > service.max_connections and self.round.asynchronous:
+        if self.is_family:
+            text = "[family] is not served yet"
+        elif self.round.cohort > service.max_connections and self.round.asynchronous:
             text = (
                 f"max_connections = {service.max_connections} of the service is less than "
                 f"round.concurrency = {self.round.cohort}; as many tasks could never run at a time"
@@ -282,6 +310,12 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
         else:
             return
         raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {text}")
+
+
+def _member_sections(raw: Mapping[str, Any]) -> dict[str, type[Section]]:
+    """Return the tables of a family's members, by dotted name."""
+    family = raw.get("family")
+    return {f"family.{name}": FamilyMember for name in family} if isinstance(family, dict) else {}
 
 
 MOVED = (

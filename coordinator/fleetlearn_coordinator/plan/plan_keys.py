@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from fleetlearn_protocol.messages import Identifier
 from msgspec import Meta
 
+from fleetlearn_coordinator.plan.family_section import FamilyMember, MemberName
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, LocalAlgorithm
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
 from fleetlearn_coordinator.plan.sections import (
@@ -36,7 +37,7 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     name: Identifier
     """The run's name: letters, digits, ``._-``."""
     bundle: Path
-    """The training bundle, relative to the plan file."""
+    """The training bundle, relative to the plan file. With [family] the first member's."""
     recipe: str = "fedavg"
     """Where the defaults of [local] and [server] come from."""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
@@ -63,8 +64,24 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     """Default: no differential privacy."""
     secure: SecureSection | None = None
     """Default: the coordinator sees each update."""
+    family: dict[MemberName, FamilyMember] = {}
+    """The run's several models by name, in the order of preference. Empty: it has the one of
+    ``bundle``."""
     file: str
     """Where the plan came from, for messages. Not a key of the file."""
+
+    @property
+    def members(self) -> dict[str, Path]:
+        """Name of each of the run's models -> its bundle, in order. A run with one model has the
+        name ""."""
+        if not self.family:
+            return {"": self.bundle}
+        return {name: member.bundle for name, member in self.family.items()}
+
+    @property
+    def is_family(self) -> bool:
+        """Whether the run has several models, which have names."""
+        return [*self.members] != [""]
 
     @property
     def bounds(self) -> dict[str, tuple[float, float]]:

@@ -27,7 +27,8 @@ def read_place(path: str | os.PathLike[str]) -> PlanPlace:
         file = in_home(path)
         raw = tomllib.loads(file.read_text("utf-8"))
         name, data_dir = raw["name"], raw.get("data_dir")
-        if not isinstance(raw["bundle"], str) or not isinstance(name, str):
+        bundle = raw["family"] if "family" in raw else raw["bundle"]
+        if not isinstance(bundle, str | dict) or not isinstance(name, str):
             raise TypeError
         place = paths_from(file.absolute().parent)
         found = place(Path, f"{name}.run" if data_dir is None else data_dir)

@@ -278,6 +278,8 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
     yield from _availability_contradictions(scenario.availability)
     yield from _failure_contradictions(scenario.failures)
     yield from poisson_contradictions(scenario)
+    if scenario.plan.is_family:
+        yield "plan.family: a simulation has one model. Simulate a plan with one member's bundle"
 
 
 def _fleet_contradictions(scenario: Scenario) -> Iterator[str]:
