@@ -100,7 +100,7 @@ class FamilyRules:
     def join(self, states: Sequence[ModelState]) -> ModelState:
         """Return the family's state, in new memory. ``states``: the members', of one version."""
         first = states[0]
-        whole = {
+        whole: dict[str, Any] = {
             "model": np.concatenate([each.model for each in states]),
             "optimizer_state": _joined([each.optimizer_state for each in states]),
             "vectors": _joined([each.vectors for each in states]),

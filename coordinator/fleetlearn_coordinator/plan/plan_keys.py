@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 from fleetlearn_protocol.messages import Identifier
 from msgspec import Meta
 
@@ -64,7 +65,7 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     """Default: no differential privacy."""
     secure: SecureSection | None = None
     """Default: the coordinator sees each update."""
-    family: dict[MemberName, FamilyMember] = {}
+    family: dict[MemberName, FamilyMember] = msgspec.field(default_factory=dict)
     """The run's several models by name, in the order of preference. Empty: it has the one of
     ``bundle``."""
     file: str

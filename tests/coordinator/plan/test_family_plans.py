@@ -122,14 +122,14 @@ def test_each_member_s_bundle_must_fit_the_plan() -> None:
     plan = parse(HEAD + TAIL + FAMILY + "[local]\nlr = 0.1\nmu = 0.1\n")
     fits, fits_not = manifest(), manifest(proximal=False, hyper=(Hyper("lr"),))
     plan.check_members({"large": fits, "small": fits})
-    with pytest.raises(PlanError, match="local.mu = 0.1 needs a step"):
+    with pytest.raises(PlanError, match=r"local\.mu = 0\.1 needs a step"):
         plan.check_members({"large": fits, "small": fits_not})
 
 
 def test_members_measure_the_same_metrics() -> None:
     plan = parse(HEAD + TAIL + FAMILY + LR)
     other = manifest(metrics=("accuracy", "recall"))
-    with pytest.raises(PlanError, match="small loss and accuracy and recall.*the same metrics"):
+    with pytest.raises(PlanError, match=r"small loss and accuracy and recall.*the same metrics"):
         plan.check_members({"large": manifest(), "small": other})
     parse(f'{HEAD}bundle = "a.bundle"\n{TAIL}{LR}').check_members({"": other})
 
