@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fleetlearn_protocol.messages import CONTROL, MODEL, PLAIN, UPDATE
+from fleetlearn_protocol.computations.kinds import KINDS
+from fleetlearn_protocol.messages import CONTROL, MODEL, PLAIN, SUMS, UPDATE
 
 
 class Exchange(NamedTuple):
@@ -24,6 +25,7 @@ EXCHANGES = {
     "feddyn": Exchange(),
     "ditto": Exchange(),
     "fedrep": Exchange(),
+    **dict.fromkeys(KINDS, Exchange(parts=(SUMS,))),
 }
 """By the name in ``Task.algorithm``. Each of these vectors and parts has P float32 elements before
-it is encoded."""
+it is encoded; the part ``sums`` of a computation has S whole numbers."""

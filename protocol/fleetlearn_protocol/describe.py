@@ -22,6 +22,8 @@ import msgspec
 from msgspec import inspect as types
 
 from fleetlearn_protocol import errors, frames, manifest, messages, preprocessing
+from fleetlearn_protocol.computations import settings as computations
+from fleetlearn_protocol.computations.kinds import KINDS
 from fleetlearn_protocol.secure import pairwise_messages
 
 _BLOCK = re.compile(r"(<!-- described: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -124,6 +126,15 @@ def tables() -> dict[str, str]:
                 preprocessing.Preparation,
             )
         ),
+        "computations": "\n".join(
+            [
+                *(_message(kind.settings) for kind in KINDS.values()),
+                *(
+                    _struct(part, "### ")
+                    for part in (computations.NumberColumn, computations.CategoryColumn)
+                ),
+            ]
+        ),
         "operations": "\n".join(_message(kind) for kind in get_args(preprocessing.Operation)),
     }
 
@@ -197,6 +208,8 @@ def _kind(kind: types.Type, alias: bool = True) -> str:
             return f"object, {_within(key)} to {_within(value)}" + _bounds(low, high, " entries")
         case types.VarTupleType(item_type=item, min_length=low, max_length=high):
             return f"array of {_within(item)}" + _bounds(low, high, " entries")
+        case types.TupleType(item_types=items):
+            return f"array of {len(items)}: {', '.join(map(_kind, items))}"
         case types.StructType(cls=cls, tag=tag):
             return cls.__name__ if tag is None else f"`{tag}`"
     raise TypeError(f"the document has no words for {kind}")

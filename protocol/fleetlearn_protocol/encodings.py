@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from fleetlearn_protocol.errors import Code, ProtocolError
-from fleetlearn_protocol.formats import floats, masked, quantised
+from fleetlearn_protocol.formats import floats, masked, quantised, whole
 from fleetlearn_protocol.formats.rows import Bytes, Format
 from fleetlearn_protocol.formats.sparse import top_k
 from fleetlearn_protocol.frames import Buffer
@@ -169,6 +169,9 @@ MASKED_ENCODINGS = {24: MASKED24, 32: MASKED}
 """m -> how words travel that are added modulo 2^m."""
 MASKED_NAMES = tuple(encoding.name for encoding in (MASKED, MASKED24))
 """What a device that can mask says that it knows, beside FAMILIES."""
+INT64 = Encoding("int64", 1, whole.INT64)
+"""Of a computation's sums (section "Computations" of PROTOCOL.md). It is no encoding of floats
+either."""
 FLOATS = tuple(name for name, encoding in ENCODINGS.items() if encoding.block == 1)
 """The encodings of each element by itself: a vector can be decoded before its length is known."""
 TOP_K = "topk"
@@ -214,6 +217,8 @@ def find_encoding(name: str) -> Encoding:
     there are."""
     if name in ENCODINGS:
         return ENCODINGS[name]
+    if name == INT64.name:
+        return INT64
     if name in MASKED_NAMES:
         return next(each for each in MASKED_ENCODINGS.values() if each.name == name)
     found = _TOP_K_NAME.fullmatch(name)

@@ -38,8 +38,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from fleetlearn_protocol.computations.settings import ComputationSettings
 from fleetlearn_protocol.errors import BundleError, Code
-from fleetlearn_protocol.messages import BUFFERS, MAX_EXACT, Digest, Name, Number
+from fleetlearn_protocol.messages import BUFFERS, MAX_EXACT, SUMS, Digest, Name, Number
 from fleetlearn_protocol.preprocessing import Preprocessing
 
 FORMAT = "fleetlearn.bundle"
@@ -50,7 +51,10 @@ FROZEN_VERSION = 2
 know."""
 PREPROCESSING_VERSION = 3
 """The version of a bundle that has preprocessing. Readers of version 2 would train on raw data."""
-VERSIONS = (FORMAT_VERSION, FROZEN_VERSION, PREPROCESSING_VERSION)
+COMPUTATION_VERSION = 4
+"""The version of a bundle that has a computation in place of graphs. Readers of version 3 would
+look for graphs."""
+VERSIONS = (FORMAT_VERSION, FROZEN_VERSION, PREPROCESSING_VERSION, COMPUTATION_VERSION)
 MAX_MANIFEST_BYTES = 16 * 2**20
 """Largest manifest.json, in bytes."""
 MANIFEST = "manifest.json"
@@ -205,15 +209,16 @@ class Manifest(msgspec.Struct, frozen=True):
     format: str
     """`fleetlearn.bundle`."""
     version: int
-    """1; 2 if the bundle has graphs/frozen.safetensors; 3 if it has preprocessing."""
+    """1; 2 if the bundle has graphs/frozen.safetensors; 3 if it has preprocessing; 4 if it has a
+    computation."""
     name: Annotated[str, Meta(min_length=1, max_length=100)]
     """The model's name, for people."""
     parameters: Annotated[tuple[Parameter, ...], Meta(min_length=1, max_length=100_000)]
     """The parameter table, in the order of the flat vector, without gaps."""
     batch: Annotated[tuple[Input, ...], Meta(min_length=1, max_length=64)]
     """The arrays of a batch, in the order of the user's data."""
-    outputs: Annotated[tuple[Input, ...], Meta(min_length=1, max_length=64)]
-    """The outputs of infer.onnx."""
+    outputs: Annotated[tuple[Input, ...], Meta(max_length=64)]
+    """The outputs of infer.onnx; a bundle with a computation has none."""
     hyper: Annotated[tuple[Hyper, ...], Meta(max_length=64)]
     """The scalar inputs of the step."""
     step: LocalStep
@@ -249,6 +254,11 @@ class Manifest(msgspec.Struct, frozen=True):
     FedBN's."""
     preprocessing: Preprocessing | msgspec.UnsetType = msgspec.UNSET
     """How the arrays of the batch are made from raw data, where the bundle says that."""
+    computation: ComputationSettings | msgspec.UnsetType = msgspec.UNSET
+    """What devices compute of their rows, where the bundle has that in place of graphs (section
+    "Computations" of PROTOCOL.md). Its parameters are the computation's state."""
+    sums: Annotated[int, Meta(ge=1, le=2**28)] | msgspec.UnsetType = msgspec.UNSET
+    """S, the whole numbers that a device adds up, where the bundle has a computation."""
     opset: Version = 0
     """Version of the ONNX operators in the graphs."""
     ir_version: Version = 0
@@ -286,7 +296,10 @@ class Manifest(msgspec.Struct, frozen=True):
         )
 
     def elements_of(self, part: str) -> int:
-        """Return how many float32 elements a part of a report has."""
+        """Return how many elements a part of a report has: whole numbers of ``sums``, else
+        float32."""
+        if part == SUMS:
+            return self.sums or 0
         return (
             sum(elements.stop - elements.start for elements in self.buffers)
             if part == BUFFERS

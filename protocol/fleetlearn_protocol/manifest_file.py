@@ -9,8 +9,10 @@ from math import prod
 
 import msgspec
 
+from fleetlearn_protocol.computations.kinds import KINDS, kind_of
 from fleetlearn_protocol.errors import BundleError, Code
 from fleetlearn_protocol.manifest import (
+    COMPUTATION_VERSION,
     EVAL,
     FORMAT,
     FROZEN,
@@ -31,6 +33,7 @@ from fleetlearn_protocol.manifest import (
     Parameter,
     State,
 )
+from fleetlearn_protocol.preprocessing import OF_COMPUTATIONS
 from fleetlearn_protocol.preprocessing import contradiction as preprocessing_contradiction
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_-])?")
@@ -204,7 +207,47 @@ def _features_that_are_none(manifest: Manifest) -> str | None:
     return None
 
 
+def _operations_of_computations(manifest: Manifest) -> str | None:
+    if manifest.preprocessing is msgspec.UNSET or manifest.computation is not msgspec.UNSET:
+        return None
+    for name, array in manifest.preprocessing.arrays.items():
+        for step in array.steps:
+            if isinstance(step, OF_COMPUTATIONS):
+                return (
+                    f"array {name} of the preprocessing has the operation "
+                    f"{step.__struct_config__.tag}, which is for computations alone"
+                )
+    return None
+
+
+def _odd_computation(manifest: Manifest) -> str | None:
+    settings = manifest.computation
+    if settings is msgspec.UNSET:
+        if manifest.sums is not msgspec.UNSET:
+            return "it has sums, and no computation whose sums they are"
+        return None if manifest.outputs else "infer.onnx has no output"
+    if manifest.version < COMPUTATION_VERSION:
+        return (
+            f"a computation is in a bundle of version {manifest.version}; it needs version "
+            f"{COMPUTATION_VERSION}"
+        )
+    if (problem := settings.contradiction) is not None:
+        return f"computation: {problem}"
+    kind = KINDS[kind_of(settings)]
+    if (state := kind.state(settings).size) != manifest.size or manifest.buffers:
+        return f"its computation has a state of {state} elements; the table has {manifest.size}"
+    if (sums := kind.sums(settings).size) != manifest.sums:
+        return f"its computation has {sums} sums; the manifest says {manifest.sums or 0}"
+    if manifest.batch != kind.arrays(settings):
+        return "the arrays of its batch are not those of its computation"
+    if others := sorted({*manifest.files} - {PARAMETERS}):
+        return f"it has a computation, and beside it the file {others[0]}"
+    return None
+
+
 def _missing_file(manifest: Manifest) -> str | None:
+    if manifest.computation is not msgspec.UNSET:
+        return None if PARAMETERS in manifest.files else f"{PARAMETERS} is missing"
     expected = [TRAIN, EVAL, INFER, PARAMETERS]
     if any(path.startswith("ort_training/") for path in manifest.files):
         expected += [f"ort_training/{name}" for name in ORT_TRAINING]
@@ -271,6 +314,8 @@ def _personal_before_travelling(manifest: Manifest) -> str | None:
 
 
 def _overlap_in_infer(manifest: Manifest) -> str | None:
+    if INFER not in manifest.files:  # of a computation
+        return None
     # A device writes a trained infer.onnx by replacing these bytes in place.
     rows = [
         (parameter.infer_offset, prod(parameter.shape), parameter.name)
@@ -302,11 +347,13 @@ CONTRADICTIONS: tuple[Callable[[Manifest], str | None], ...] = (
     _preprocessing_of_other_arrays,
     _half_of_many,
     _features_that_are_none,
+    _operations_of_computations,
     _missing_file,
     _missing_reference,
     _gap_in_table,
     _unknown_normalisation,
     _personal_before_travelling,
+    _odd_computation,
     _overlap_in_infer,
 )
 """What the types alone cannot say. Each returns what is wrong, or None."""

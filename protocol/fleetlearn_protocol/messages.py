@@ -33,6 +33,8 @@ MODEL = "model"
 """Name of the vector that holds the round's model."""
 UPDATE = "update"
 """Name of the part that holds the update."""
+SUMS = "sums"
+"""Name of the part that holds what a device adds up of its rows, in a task of a computation."""
 CONTROL = "control"
 """SCAFFOLD's control variates. Name of the vector that holds the server's, and of the part that
 holds how the device's changed."""

@@ -108,7 +108,25 @@ class ChannelsFirst(_Step, frozen=True, tag="channels_first"):
     channels, length), as PyTorch's convolutions take it."""
 
 
-Operation = Standardise | Scale | Clip | Log | Cast | Index | OneHot | ChannelsFirst
+class Numeric(_Step, frozen=True, tag="numeric"):
+    """x as float64, also where it is text. An empty text, NA, NaN and null are missing values:
+    NaN. For computations alone."""
+
+
+class ByteText(_Step, frozen=True, tag="bytes"):
+    """x as the bytes of its text in UTF-8, along a new last axis: zeros follow a shorter text, and
+    a longer one is cut off. A number is written as a whole number where it is one. For computations
+    alone."""
+
+    length: Annotated[int, Meta(ge=1, le=256)]
+    """Of the axis."""
+
+
+Operation = (
+    Standardise | Scale | Clip | Log | Cast | Index | OneHot | ChannelsFirst | Numeric | ByteText
+)
+OF_COMPUTATIONS = (Numeric, ByteText)
+"""Operations that need a bundle with a computation."""
 
 
 class Preparation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -25,6 +25,10 @@ TOGETHER = 1024
 """Examples that are prepared together: bounds the memory that float64 takes."""
 
 Array = NDArray[Any]
+MISSING = ("", "na", "n/a", "nan", "null", "none")
+"""Texts that stand for a missing number, in small letters."""
+_TAKE_TEXT = (told.Index, told.Numeric, told.ByteText)
+"""Operations that take text."""
 
 
 class PreparedRows(NamedTuple):
@@ -110,6 +114,9 @@ def prepared_rows(
     arrays = {}
     for name, array in made.items():
         where = _Place(source, name, rows, first)
+        if (whole := _as_it_is(columns, array, kept, dtypes.get(name))) is not None:
+            arrays[name] = whole
+            continue
         window = 1 if kept.windows is msgspec.UNSET else kept.windows.length
         parts = [
             _finished(_worked(part, array, where, number), dtypes.get(name), where, number)
@@ -117,6 +124,20 @@ def prepared_rows(
         ]
         arrays[name] = np.concatenate(parts)
     return PreparedRows(arrays, first, last)
+
+
+def _as_it_is(
+    columns: Raw, array: Preparation, preprocessing: Preprocessing, dtype: np.dtype[Any] | None
+) -> Array | None:
+    """Return the column that the array is without any work, which may lie on the disk; None: there
+    is work to do."""
+    if preprocessing.windows is not msgspec.UNSET or not isinstance(array.columns, str):
+        return None
+    column = columns[array.columns]
+    changed = column.dtype != dtype or any(
+        not isinstance(step, told.Numeric) for step in array.steps
+    )
+    return None if changed else column
 
 
 class _Place(NamedTuple):
@@ -236,7 +257,7 @@ def _number_like(part: Array, where: _Place, start: int) -> Array:
 def _worked(part: Array, array: Preparation, where: _Place, start: int) -> Array:
     for step in array.steps:
         operation = OPERATIONS[type(step)]
-        if part.dtype.kind in "US" and not isinstance(step, told.Index):
+        if part.dtype.kind in "US" and not isinstance(step, _TAKE_TEXT):
             raise DataError(
                 f"{where.of(start)}: {str(part.flat[0])!r} is text; expected numbers, or the "
                 "operation index first, which names the values"
@@ -353,6 +374,30 @@ def _channels_first(part: Array, step: told.ChannelsFirst, where: _Place, start:
     return np.moveaxis(part, -1, 1)
 
 
+def _numeric(part: Array, step: told.Numeric, where: _Place, start: int) -> Array:
+    if part.dtype.kind not in "US":
+        return _float(part)
+    text = np.char.strip(part.astype(str))
+    missing = np.isin(np.char.lower(text), MISSING)
+    found = np.full(part.shape, np.nan)
+    for place in zip(*np.nonzero(~missing), strict=True):
+        try:
+            found[place] = float(text[place])
+        except ValueError:
+            _fail_at(missing | (text != text[place]), part, where, start, "a number or nothing")
+    return found
+
+
+def _byte_text(part: Array, step: told.ByteText, where: _Place, start: int) -> Array:
+    if part.dtype.kind == "f":
+        whole = np.rint(part) == part  # as it stood in the file: 3 and not 3.0
+        numbers = np.where(whole, part, 0).astype(np.int64).astype(str)
+        part = np.where(whole, numbers, np.where(np.isnan(part), "", part.astype(str)))
+    text = part if part.dtype.kind == "S" else np.char.encode(part.astype(str), "utf-8")
+    cut = np.ascontiguousarray(text.astype(f"S{step.length}"))
+    return cut.view(np.uint8).reshape(*part.shape, step.length)
+
+
 def _some(values: Sequence[object]) -> str:
     shown = ", ".join(map(str, values[:10]))
     return shown + (f" and {len(values) - 10} more" if len(values) > 10 else "")
@@ -367,5 +412,7 @@ OPERATIONS: Mapping[type, Callable[[Array, Any, _Place, int], Array]] = {
     told.Index: _index,
     told.OneHot: _one_hot,
     told.ChannelsFirst: _channels_first,
+    told.Numeric: _numeric,
+    told.ByteText: _byte_text,
 }
 """All that preprocessing can do: a bundle names a row, and brings no code."""

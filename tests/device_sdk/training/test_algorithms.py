@@ -28,7 +28,8 @@ from fleetlearn_device.training.work import Inputs, TaskOutcome, TaskSettings
 from fleetlearn_export import LocalStep
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.algorithms import EXCHANGES
-from fleetlearn_protocol.messages import CONTROL, MODEL, UPDATE
+from fleetlearn_protocol.computations.kinds import KINDS
+from fleetlearn_protocol.messages import CONTROL, MODEL, SUMS, UPDATE
 from fleetlearn_protocol.vector import Vector
 from quadratics import OPTIMUM, TWO, Quadratic, fedavg_fixed_point, optimum, quadratics_bundle
 from torch import nn
@@ -96,15 +97,15 @@ class Fleet:
 
 
 def test_the_protocol_s_table_and_the_device_s_name_the_same_algorithms() -> None:
-    assert ALGORITHMS.keys() == EXCHANGES.keys()
-    for exchange in EXCHANGES.values():
+    assert ALGORITHMS.keys() | KINDS.keys() == EXCHANGES.keys()
+    for name, exchange in EXCHANGES.items():
         assert exchange.vectors[0] == MODEL
-        assert exchange.parts[0] == UPDATE
+        assert exchange.parts[0] == (SUMS if name in KINDS else UPDATE)
 
 
 def test_the_training_build_knows_plain_training_alone() -> None:
     assert known_algorithms("ort-training") == ()
-    assert known_algorithms("onnx") == tuple(name for name in EXCHANGES if name != "plain")
+    assert known_algorithms("onnx") == tuple(name for name in ALGORITHMS if name != "plain")
 
 
 def test_plain_stays_at_fedavg_s_fixed_point(bundle: Bundle) -> None:

@@ -1,0 +1,1 @@
+"""What a device computes of its rows where a bundle has no graphs: NumPy alone."""

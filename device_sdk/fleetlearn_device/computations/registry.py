@@ -1,0 +1,36 @@
+"""The kinds of computations that a device knows, and the sum over the rows of all batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from fleetlearn_protocol.computations.fixed_point import added
+from fleetlearn_protocol.computations.kinds import KINDS, kind_of
+from fleetlearn_protocol.computations.layout import Sums
+from fleetlearn_protocol.computations.settings import ComputationSettings
+from fleetlearn_protocol.vector import Vector
+
+from fleetlearn_device.computations.columns import Columns
+from fleetlearn_device.computations.statistics import compute as statistics
+
+BATCH = 16384
+"""Rows that are computed together: bounds memory."""
+
+REGISTRY: Mapping[str, Callable[[Vector, Columns, Any], Sums]] = {
+    "statistics": statistics,
+}
+"""Kind -> a function of the state, float32, shape (P,), of the columns of some rows, and of the
+settings, which returns their sums, int64, shape (S,). The sums of rows that are computed together
+must be what their sums alone add up to. Raises ValueError where they are too large."""
+
+
+def sum_up(state: Vector, batches: Iterable[Columns], settings: ComputationSettings) -> Sums:
+    """Return the sums over the rows of all batches, int64, shape (S,). Raises ValueError where a
+    sum is beyond 2^62, or the state is not this computation's."""
+    kind = kind_of(settings)
+    total: Sums = np.zeros(KINDS[kind].sums(settings).size, np.int64)
+    for columns in batches:
+        total = added(total, REGISTRY[kind](state, columns, settings))
+    return total

@@ -1,0 +1,67 @@
+"""The kinds of computations, and what both sides must know of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from msgspec import UNSET, UnsetType
+
+from fleetlearn_protocol.computations import statistics
+from fleetlearn_protocol.computations.layout import Layout, SumsLayout
+from fleetlearn_protocol.computations.settings import ComputationSettings, Statistics
+from fleetlearn_protocol.manifest import Input
+from fleetlearn_protocol.preprocessing import ByteText, Numeric, Preparation, Preprocessing
+from fleetlearn_protocol.vector import Vector
+
+
+class Kind(NamedTuple):
+    """One kind. Each function takes the settings that the bundle has of it."""
+
+    settings: type
+    """Their type; its tag is the kind's name, which is the task's algorithm too."""
+    state: Callable[[Any], Layout]
+    """What the state is: the vector that travels as the model, P float32 elements."""
+    sums: Callable[[Any], SumsLayout]
+    """What a device adds up over its rows: S whole numbers, the same in each round."""
+    first: Callable[[Any], Vector]
+    """The state before the first round, float32, shape (P,)."""
+    arrays: Callable[[Any], tuple[Input, ...]]
+    """The arrays of a batch of rows."""
+    preprocessing: Callable[[Any], Preprocessing | UnsetType] = lambda settings: UNSET
+    """How they are made of a table, where the bundle's maker says nothing else."""
+
+
+def _statistics_arrays(settings: Statistics) -> tuple[Input, ...]:
+    numbers = (Input(column.name, "float64", ()) for column in settings.numbers)
+    texts = (Input(column.name, "uint8", (column.longest,)) for column in settings.categories)
+    return (*numbers, *texts)
+
+
+def _statistics_preprocessing(settings: Statistics) -> Preprocessing:
+    arrays = {
+        column.name: Preparation(column.name, steps=(Numeric(),)) for column in settings.numbers
+    }
+    for column in settings.categories:
+        arrays[column.name] = Preparation(column.name, steps=(ByteText(column.longest),))
+    return Preprocessing(arrays)
+
+
+KINDS: Mapping[str, Kind] = {
+    "statistics": Kind(
+        Statistics,
+        statistics.state_layout,
+        statistics.sums_layout,
+        statistics.first_state,
+        _statistics_arrays,
+        _statistics_preprocessing,
+    ),
+}
+"""By the name that is the tag of the settings."""
+
+
+def kind_of(settings: ComputationSettings) -> str:
+    """Return the name of the kind that the settings are of."""
+    tag = settings.__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag

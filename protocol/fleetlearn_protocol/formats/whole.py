@@ -1,0 +1,48 @@
+"""Sums: int64, little-endian. They are no floats: nobody encodes or decodes them as such."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.formats.rows import Bytes, Format
+from fleetlearn_protocol.frames import Buffer
+from fleetlearn_protocol.splitmix64 import Fractions
+from fleetlearn_protocol.vector import Vector
+
+_WHOLE = np.dtype("<i8")
+
+
+def sums_to_bytes(sums: NDArray[np.int64]) -> memoryview:
+    """Return the bytes that sums, int64, shape (n,), travel as: 8 for each."""
+    return np.ascontiguousarray(sums, _WHOLE).data.cast("B")
+
+
+def sums_from_bytes(content: Buffer) -> NDArray[np.int64]:
+    """Return the sums of these bytes: int64, shape (n,), which may be a view. Raises ProtocolError
+    (wrong-length) where they are not whole numbers of 8 bytes."""
+    size = memoryview(content).nbytes
+    if size % _WHOLE.itemsize:
+        raise ProtocolError(Code.WRONG_LENGTH, f"{size} bytes of sums were given; each sum takes 8")
+    return np.frombuffer(content, _WHOLE).astype(np.int64, copy=False)
+
+
+def _encode(rows: Vector, fractions: Fractions) -> Bytes:
+    raise ProtocolError(
+        Code.BAD_ENCODING, "floats were given for the encoding int64; it takes whole numbers"
+    )
+
+
+def _decode(content: Bytes, elements: int) -> Vector:
+    raise ProtocolError(Code.BAD_ENCODING, "sums were given; floats were expected")
+
+
+def _check(content: Bytes, elements: int) -> float:
+    sums = content.reshape(-1).view(_WHOLE)
+    # As floats: the magnitude of -2^63 is no int64.
+    return max(-float(sums.min()), float(sums.max()), 0.0) if sums.size else 0.0
+
+
+INT64 = Format(size=lambda elements: 8 * elements, encode=_encode, decode=_decode, check=_check)
+"""8 bytes to a number."""
