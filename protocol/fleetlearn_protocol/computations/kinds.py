@@ -15,7 +15,7 @@ from fleetlearn_protocol.preprocessing import ByteText, Numeric, Preparation, Pr
 from fleetlearn_protocol.vector import Vector
 
 
-class Kind(NamedTuple):
+class ComputationKind(NamedTuple):
     """One kind. Each function takes the settings that the bundle has of it."""
 
     settings: type
@@ -47,8 +47,8 @@ def _statistics_preprocessing(settings: Statistics) -> Preprocessing:
     return Preprocessing(arrays)
 
 
-KINDS: Mapping[str, Kind] = {
-    "statistics": Kind(
+KINDS: Mapping[str, ComputationKind] = {
+    "statistics": ComputationKind(
         Statistics,
         statistics.state_layout,
         statistics.sums_layout,

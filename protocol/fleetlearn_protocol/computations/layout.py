@@ -20,7 +20,7 @@ _SHIFTS = np.cumsum((0, *LIMB_BITS))[:3].astype(np.uint64)
 _MASKS = np.array([2**bits - 1 for bits in LIMB_BITS], np.uint64)
 
 
-class Field(NamedTuple):
+class StateField(NamedTuple):
     """A named array of a state."""
 
     name: str
@@ -38,7 +38,7 @@ class Field(NamedTuple):
 class Layout:
     """The fields of a state, one after another."""
 
-    def __init__(self, *fields: Field) -> None:
+    def __init__(self, *fields: StateField) -> None:
         self.fields = fields
         self.size = sum(field.elements for field in fields)
         """P: elements of the vector."""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlearn_protocol.computations.layout import Field, Layout, SumsLayout
+from fleetlearn_protocol.computations.layout import StateField, Layout, SumsLayout
 from fleetlearn_protocol.computations.settings import (
     BINS,
     CategoryColumn,
@@ -103,31 +103,33 @@ def bucket_of(values: NDArray[np.uint8], seed: int) -> NDArray[np.int64]:
 def state_layout(settings: Statistics) -> Layout:
     """Return where the state has what. Its size does not change from round to round."""
     fields = [
-        Field("rounds", (), "int64"),  # that are done
-        Field("measures", (), "int64"),  # whether the next round is the one that measures
-        Field("devices", (), "int64"),  # of the last round
-        Field("rows", (), "int64"),  # of the last round
-        Field("done", (), "int64"),
+        StateField("rounds", (), "int64"),  # that are done
+        StateField("measures", (), "int64"),  # whether the next round is the one that measures
+        StateField("devices", (), "int64"),  # of the last round
+        StateField("rows", (), "int64"),  # of the last round
+        StateField("done", (), "int64"),
     ]
     for i, number in enumerate(settings.numbers):
         asked = len(quantiles_of(number))
         fields += [
             # Of the last round: rows with a value missing, below the range, above it.
-            Field(f"number{i}.counts", (3,), "int64"),
-            Field(f"number{i}.range", (2,)),  # of mean, variance and histogram
+            StateField(f"number{i}.counts", (3,), "int64"),
+            StateField(f"number{i}.range", (2,)),  # of mean, variance and histogram
             # The sum of distances from the range's middle, the upper and the lower part of their
             # squares' sum; in units.
-            Field(f"number{i}.moments", (3,), "int64"),
-            Field(f"number{i}.between", (asked, 2), "int64"),  # keys of the least and the greatest
-            Field(f"number{i}.ranks", (asked, 2), "int64"),  # rows below it, and between
-            Field(f"number{i}.histogram", (number.bins,), "int64"),
+            StateField(f"number{i}.moments", (3,), "int64"),
+            StateField(
+                f"number{i}.between", (asked, 2), "int64"
+            ),  # keys of the least and the greatest
+            StateField(f"number{i}.ranks", (asked, 2), "int64"),  # rows below it, and between
+            StateField(f"number{i}.histogram", (number.bins,), "int64"),
         ]
     for i, category in enumerate(settings.categories):
         slots = slots_of(category)
         fields += [
-            Field(f"category{i}.missing", (), "int64"),
-            Field(f"category{i}.words", (slots, category.longest // 8), "int64"),  # the values
-            Field(f"category{i}.counts", (slots,), "int64"),
+            StateField(f"category{i}.missing", (), "int64"),
+            StateField(f"category{i}.words", (slots, category.longest // 8), "int64"),  # the values
+            StateField(f"category{i}.counts", (slots,), "int64"),
         ]
     return Layout(*fields)
 

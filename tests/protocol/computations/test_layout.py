@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fleetlearn_protocol.computations.layout import Field, Layout, SumsLayout
+from fleetlearn_protocol.computations.layout import StateField, Layout, SumsLayout
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 LAYOUT = Layout(
-    Field("whole", (2, 3), "int64"), Field("real", (4,)), Field("single", (2,), "float32")
+    StateField("whole", (2, 3), "int64"),
+    StateField("real", (4,)),
+    StateField("single", (2,), "float32"),
 )
 
 
@@ -32,7 +34,7 @@ def test_any_bits_come_back(whole: np.ndarray, bits: np.ndarray, single: np.ndar
 
 
 def test_64_bits_are_three_whole_numbers() -> None:
-    one = Layout(Field("x", (), "int64"))
+    one = Layout(StateField("x", (), "int64"))
     assert one.pack({"x": 5}).tolist() == [5, 0, 0]
     assert one.pack({"x": 2**22 + 3}).tolist() == [3, 1, 0]
     assert one.pack({"x": 7 * 2**43}).tolist() == [0, 0, 7]
