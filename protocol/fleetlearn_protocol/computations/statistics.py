@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlearn_protocol.computations.layout import StateField, Layout, SumsLayout
+from fleetlearn_protocol.computations.layout import Layout, StateField, SumsLayout
 from fleetlearn_protocol.computations.settings import (
     BINS,
     CategoryColumn,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fleetlearn_protocol.computations.layout import StateField, Layout, SumsLayout
+from fleetlearn_protocol.computations.layout import Layout, StateField, SumsLayout
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
