@@ -115,7 +115,7 @@ def test_a_lease_that_never_ends_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_update_that_is_dropped_too_soon_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "_interrupt_transfer", lambda self: self._drop_task())
+    monkeypatch.setattr(Session, "interrupt_transfer", lambda self: self.drop_task())
     assert fails("sessions")
 
 

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from fleetlearn_device.session.commands import Commands, Note
 from fleetlearn_device.session.history import History
-from fleetlearn_device.session.session import QUIET, Session
+from fleetlearn_device.session.session import Session
+from fleetlearn_device.session.session_state import QUIET
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.exchanges import fields_of
 from fleetlearn_protocol.messages import (

@@ -29,7 +29,8 @@ from fleetlearn_device.session.commands import (
     StoreChunk,
     Wanted,
 )
-from fleetlearn_device.session.session import VERSION_WAIT, Session
+from fleetlearn_device.session.refusals import VERSION_WAIT
+from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.statement import Statement
 from fleetlearn_device.session.states import (
     Closing,

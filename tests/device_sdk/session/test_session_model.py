@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from fleetlearn_device.session import incoming
 from fleetlearn_device.session.commands import (
     Close,
     Command,
@@ -624,7 +625,7 @@ def _masks_again(session: Session, weighing: TaskWeighing) -> Commands:
 
 
 def test_a_planted_mistake_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "_weigh", _masks_again)
+    monkeypatch.setattr(incoming, "weigh", _masks_again)
     generated = settings(
         max_examples=300,
         stateful_step_count=60,
