@@ -685,17 +685,19 @@ def encode(message: FromDevice | FromCoordinator) -> str:
 
 def decode_from_device(text: str | bytes) -> FromDevice:
     """Read what a device sent. Raises ProtocolError (too-large, unknown-type, bad-message)."""
-    return _decode(text, _from_device, _device_tags)
+    return decode_tagged(text, _from_device, _device_tags)
 
 
 def decode_from_coordinator(text: str | bytes) -> FromCoordinator:
     """Read what a coordinator sent. Raises ProtocolError (too-large, unknown-type, bad-message)."""
-    return _decode(text, _from_coordinator, _coordinator_tags)
+    return decode_tagged(text, _from_coordinator, _coordinator_tags)
 
 
-def _decode(
+def decode_tagged(
     text: str | bytes, decoder: msgspec.json.Decoder[Decoded], tags: frozenset[object]
 ) -> Decoded:
+    """Read a control message of one of these types. Raises ProtocolError (too-large, unknown-type,
+    bad-message)."""
     try:
         content = text.encode() if isinstance(text, str) else text
         if len(content) > MAX_CONTROL_BYTES:

@@ -1,0 +1,158 @@
+"""Asynchronous pairwise gossip: a peer trains on, and now and then averages with one neighbour.
+
+After each training a peer offers its model to one free neighbour, which answers with its own as it
+was last committed; each adds half of the difference after its training that runs meanwhile. Nobody
+waits for anybody, so a slow peer slows nobody down.
+
+Stephen Boyd et al., "Randomized gossip algorithms", IEEE Transactions on Information Theory 52(6),
+2006, in which a random pair averages at each time; between two averagings each peer trains. Which
+neighbour is next is drawn from ``seed`` and the number of trainings, evenly among the free ones. The
+difference is of models that have moved on meanwhile; that it is the same on both sides is enough to
+keep the mean (exchanges.py).
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from fleetlearn_protocol.peer_messages import PeerHello
+
+from fleetlearn_device.peers.exchanges import Edge
+from fleetlearn_device.peers.orders import CommitModel, Orders, PeerNote
+from fleetlearn_device.peers.peer import Lonely, PeerMachine, PeerRules
+from fleetlearn_device.peers.record import PeerRecord
+from fleetlearn_device.training.shuffling import permutation
+
+HALF = 0.5
+"""What each of two peers takes of the other's model."""
+
+
+class GossipPeer(PeerMachine):
+    """A peer that averages with one neighbour at a time, and waits for none."""
+
+    def __init__(
+        self, record: PeerRecord, rules: PeerRules, neighbours: tuple[str, ...], seed: int
+    ) -> None:
+        super().__init__(record, rules, neighbours)
+        self.seed = seed
+
+    def due(self) -> float:
+        """Return when ``tick`` is to be called."""
+        edges = self.exchanges.edges.values()
+        return min(super().due(), *(edge.until for edge in edges))
+
+    def start(self, now: float) -> Orders:
+        """Begin, or go on where an earlier process was."""
+        return self._finish(now) if self._was_finished() else self._train_or_finish(now)
+
+    def connected(self, name: str, hello: PeerHello, now: float) -> Orders:
+        """A neighbour with the same bundle, matrix and settings said hello."""
+        orders = self.exchanges.connected(name, hello)
+        edge = self.exchanges.edges[name]
+        if edge.their_have > edge.record.voted:
+            # What this peer offered under that number is gone with an earlier process.
+            orders += self.exchanges.skip(name, edge.their_have, "this peer was started again")
+        if isinstance(self.stage, Lonely):
+            orders += [*self._invite(now), *self._train_or_finish(now)]
+        return orders + self._advance(now)
+
+    def disconnected(self, name: str, now: float) -> Orders:
+        """The connection to a neighbour is gone."""
+        self.exchanges.disconnected(name)
+        return [*self._give_up(name), *self._advance(now)]
+
+    def finished(self, name: str, now: float) -> Orders:
+        """A neighbour has done all of its steps."""
+        self.exchanges.edges[name].record.finished = True
+        return self._advance(now)
+
+    def arrived(self, name: str, number: int, now: float) -> Orders:
+        """A neighbour's model for exchange ``number`` is here, complete and checked."""
+        if not self.exchanges.arrived(name, number):
+            return []
+        return [*self._answer(name, now), *self._advance(now)]
+
+    def damaged(self, name: str, number: int, why: str, now: float) -> Orders:
+        """A neighbour's model for exchange ``number`` cannot be used."""
+        self.exchanges.edges[name].until = inf
+        orders = [PeerNote(f"the model of {name} is left out: {why}", warning=True)]
+        return [*orders, *self.exchanges.skip(name, number, why), *self._advance(now)]
+
+    def voted(self, name: str, number: int, have: bool, now: float) -> Orders:
+        """A neighbour's vote on exchange ``number`` is here."""
+        orders = self.exchanges.voted(name, number, have=have)
+        edge = self.exchanges.edges[name]
+        if not have and edge.offered == number:
+            edge.until = inf
+            orders += self.exchanges.skip(name, number, "you skipped it")
+        return orders + self._advance(now)
+
+    def trained(self, now: float) -> Orders:
+        """The training that ``TrainStep`` asked for is done."""
+        record = self.record
+        record.step += 1
+        record.trainings += 1
+        differences = self.exchanges.commit()
+        orders: Orders = [CommitModel(record.copy(), True, differences)]
+        for name, edge in self.exchanges.edges.items():
+            if edge.arrived:
+                orders += self._answer(name, now)
+        orders += self._invite(now)
+        if record.step < self.rules.steps and self.exchanges.is_alone():
+            return orders + self._wait_alone(now)
+        return orders + self._train_or_finish(now)
+
+    def tick(self, now: float) -> Orders:
+        """Time has passed."""
+        orders = Orders()
+        for name, edge in self.exchanges.edges.items():
+            if edge.until <= now:
+                orders += self._give_up(name)
+        return orders + self._advance(now)
+
+    # Exchanges
+
+    def _invite(self, now: float) -> Orders:
+        """Offer own to one of the free neighbours."""
+        edges = self.exchanges.edges
+        free = [name for name, edge in edges.items() if self._may_invite(edge)]
+        if not free:
+            return []
+        name = free[permutation(len(free), self.seed, self.record.trainings)[0]]
+        edge = edges[name]
+        return self._offer(name, max(edge.record.voted, edge.their_voted, edge.heard) + 1, now)
+
+    def _may_invite(self, edge: Edge) -> bool:
+        is_open = edge.offered > edge.record.voted or edge.arrived > 0
+        return edge.connected and edge.is_free and not is_open and not edge.record.finished
+
+    def _offer(self, name: str, number: int, now: float) -> Orders:
+        self.exchanges.edges[name].until = now + self.rules.deadline
+        return self.exchanges.offer(name, number)
+
+    def _answer(self, name: str, now: float) -> Orders:
+        """Take part in the exchange that a neighbour began, or go on with this peer's own. A
+        neighbour's model waits while the difference of the last exchange is not in own."""
+        edge, orders = self.exchanges.edges[name], Orders()
+        number = edge.arrived
+        if self.record.finished:
+            return self.exchanges.skip(name, number, "this peer is finished")
+        if number < edge.offered:
+            edge.arrived = 0  # both began one at once, and the newer one goes on
+        if number < edge.offered or not edge.is_free:
+            return []
+        if edge.offered != number:
+            orders += self._offer(name, number, now)
+        edge.until = inf
+        return orders + self.exchanges.store(name, HALF)
+
+    def _give_up(self, name: str) -> Orders:
+        """End an offer to which no model came."""
+        edge = self.exchanges.edges[name]
+        edge.until = inf
+        if edge.offered <= edge.record.voted:
+            return []
+        return self.exchanges.skip(name, edge.offered, "your model did not come in time")
+
+    def _advance(self, now: float) -> Orders:
+        return self._wait_alone(now) if isinstance(self.stage, Lonely) else self._linger(now)

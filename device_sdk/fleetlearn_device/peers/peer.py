@@ -1,0 +1,379 @@
+"""One peer's side of training without a coordinator, without I/O, clock and randomness: events in,
+orders out.
+
+A peer's owner (``node.Node``, or a test) tells it what happened, and carries out the orders with
+which it answers, in order, before the next event. Times are seconds on any clock that never goes
+back. What an exchange of models is, and why it keeps the mean of all models: exchanges.py.
+
+**Synchronous training** (``SynchronousPeer``). In step k a peer trains, commits its model y, sends it
+to its neighbours under the number k, and waits for their models and votes until ``deadline``
+seconds are over. Then it mixes what counts, and goes on with step k + 1. A neighbour that was away
+when a step ended is not waited for until it is back.
+
+A step's number says when, not how often: a peer that is behind its neighbours, since it is slow or
+was away, gives the model that it trained next the number that they are at. Its own model goes on
+until it is more than ``take_after`` steps behind; then it begins with the newest model of a
+neighbour. That is the one event in which the mean of all models is not kept.
+
+A peer without any neighbour waits, and does not train on alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import NamedTuple
+
+from fleetlearn_protocol.peer_messages import PeerFinished, PeerHello
+
+from fleetlearn_device.peers.exchanges import Edge, Exchanges
+from fleetlearn_device.peers.orders import (
+    CommitModel,
+    Orders,
+    PeerNote,
+    SendToPeer,
+    TrainStep,
+    WriteResult,
+)
+from fleetlearn_device.peers.record import PeerRecord
+
+
+class PeerRules(NamedTuple):
+    """How a peer trains."""
+
+    steps: int
+    """The last step's number."""
+    deadline: float
+    """Seconds for which a step waits for neighbours."""
+    take_after: int
+    """A peer that is more steps than this behind its neighbours takes a neighbour's model."""
+    weights: Callable[[int], Mapping[str, float]]
+    """The neighbours of a step with their weights."""
+
+
+class Working(NamedTuple):
+    """The peer trains."""
+
+
+class Collecting(NamedTuple):
+    """The peer waits for its neighbours' models and votes."""
+
+    until: float
+
+
+class Lonely(NamedTuple):
+    """The step is over. The peer waits for any neighbour before it trains on."""
+
+    until: float
+    """When it ends as if all neighbours were finished; infinity as long as none is."""
+
+
+class Catching(NamedTuple):
+    """The peer is far behind, and waits for a neighbour's model to begin with."""
+
+    until: float
+
+
+class Lingering(NamedTuple):
+    """All steps are done. The peer waits for neighbours that need its votes yet."""
+
+    until: float
+
+
+class Ended(NamedTuple):
+    """Nothing is left to be done."""
+
+
+Stage = Working | Collecting | Lonely | Catching | Lingering | Ended
+
+
+class PeerMachine:
+    """What synchronous training and gossip have in common."""
+
+    def __init__(self, record: PeerRecord, rules: PeerRules, neighbours: tuple[str, ...]) -> None:
+        self.rules = rules
+        self.exchanges = Exchanges(record, neighbours)
+        self.stage: Stage = Working()
+
+    @property
+    def record(self) -> PeerRecord:
+        """The durable state as it will be."""
+        return self.exchanges.record
+
+    @property
+    def over(self) -> bool:
+        """The process may end."""
+        return isinstance(self.stage, Ended)
+
+    def votes_for(self, name: str) -> dict[str, int | bool]:
+        """Return what the hello to a neighbour says of this peer: fields of ``PeerHello``."""
+        edge = self.exchanges.edges[name].record
+        return {
+            "step": self.record.step,
+            "have": edge.have,
+            "voted": edge.voted,
+            "finished": self.record.finished,
+        }
+
+    def due(self) -> float:
+        """Return when ``tick`` is to be called; infinity: not without another event."""
+        return getattr(self.stage, "until", inf)
+
+    def _was_finished(self) -> bool:
+        """Return whether an earlier process did all steps. If there are more of them now, the
+        neighbours have more too."""
+        record = self.record
+        if record.finished and record.step < self.rules.steps:
+            record.finished = False
+            for edge in record.edges.values():
+                edge.finished = False
+        return record.finished
+
+    def _train_or_finish(self, now: float) -> Orders:
+        record = self.record
+        if record.step >= self.rules.steps or self.exchanges.all_finished():
+            return self._finish(now)
+        return self._train(None)
+
+    def _train(self, take: str | None) -> Orders:
+        self.stage = Working()
+        return [TrainStep(self.exchanges.begin_training(), self.record.trainings, take)]
+
+    def _wait_alone(self, now: float) -> Orders:
+        """Wait for a neighbour. Where one has done all of its steps, the others may be gone for
+        good: the peer then waits no longer than in a step."""
+        edges, orders = self.exchanges.edges.values(), Orders()
+        until = self.stage.until if isinstance(self.stage, Lonely) else inf
+        if any(edge.record.finished for edge in edges):
+            until = min(until, now + self.rules.deadline)
+        if self.exchanges.all_finished() or until <= now:
+            return [PeerNote("the neighbours have done their steps"), *self._finish(now)]
+        if not isinstance(self.stage, Lonely):
+            text = f"step {self.record.step} is done, and no neighbour is there: waiting for one"
+            orders = [PeerNote(text, warning=True)]
+        self.stage = Lonely(until)
+        return orders
+
+    def _finish(self, now: float) -> Orders:
+        """Mix for the last time, and let the neighbours know."""
+        exchanges = self.exchanges
+        differences = exchanges.commit()
+        exchanges.record.finished = True
+        self.stage = Lingering(now + self.rules.deadline)
+        names = [name for name, edge in exchanges.edges.items() if edge.connected]
+        return [
+            CommitModel(exchanges.record.copy(), False, differences),
+            WriteResult(),
+            *(SendToPeer(name, PeerFinished()) for name in names),
+            *self._linger(now),
+        ]
+
+    def _linger(self, now: float) -> Orders:
+        """End, if nobody needs this peer any more."""
+        if not isinstance(self.stage, Lingering):
+            return []
+        exchanges, orders = self.exchanges, Orders()
+        if exchanges.pending():
+            differences = exchanges.commit()
+            orders = [CommitModel(exchanges.record.copy(), False, differences), WriteResult()]
+        edges = exchanges.edges
+        doubtful = [name for name, edge in edges.items() if edge.is_doubtful]
+        waiting = any(
+            edge.is_doubtful or (edge.connected and not edge.record.finished)
+            for edge in edges.values()
+        )
+        if waiting and now < self.stage.until:
+            return orders
+        if doubtful:
+            text = (
+                f"it is not known whether the last exchange with {', '.join(doubtful)} counts: "
+                "the model is without it. Start this peer again when they are there, to find out"
+            )
+            orders.append(PeerNote(text, warning=True))
+        self.stage = Ended()
+        return orders
+
+
+class SynchronousPeer(PeerMachine):
+    """A peer that takes its steps together with its neighbours."""
+
+    def start(self, now: float) -> Orders:
+        """Begin, or go on where an earlier process was."""
+        if self._was_finished():
+            return self._finish(now)
+        if self.record.step == 0:
+            return self._train_or_finish(now)
+        self.stage = Collecting(now + self.rules.deadline)
+        return self._advance(now)
+
+    def connected(self, name: str, hello: PeerHello, now: float) -> Orders:
+        """A neighbour with the same bundle, matrix and settings said hello."""
+        orders = self.exchanges.connected(name, hello)
+        if isinstance(self.stage, Collecting):
+            orders += self._offer(name)
+        return orders + self._advance(now)
+
+    def disconnected(self, name: str, now: float) -> Orders:
+        """The connection to a neighbour is gone."""
+        self.exchanges.disconnected(name)
+        return self._advance(now)
+
+    def finished(self, name: str, now: float) -> Orders:
+        """A neighbour has done all of its steps."""
+        self.exchanges.edges[name].record.finished = True
+        orders = Orders()
+        if isinstance(self.stage, Collecting) and self._weight(name):
+            orders += self.exchanges.skip(name, self.record.step, "you are finished")
+        return orders + self._advance(now)
+
+    def arrived(self, name: str, number: int, now: float) -> Orders:
+        """A neighbour's model for step ``number`` is here, complete and checked."""
+        if not self.exchanges.arrived(name, number):
+            return []
+        orders = Orders()
+        if isinstance(self.stage, Lingering):
+            orders += self.exchanges.skip(name, number, "this peer is finished")
+        elif isinstance(self.stage, Collecting):
+            orders += self._take_in(name)
+        return orders + self._advance(now)
+
+    def damaged(self, name: str, number: int, why: str, now: float) -> Orders:
+        """A neighbour's model for step ``number`` cannot be used."""
+        self.exchanges.edges[name].heard = max(self.exchanges.edges[name].heard, number)
+        text = f"the model of {name} for step {number} is left out: {why}"
+        orders = [PeerNote(text, warning=True), *self.exchanges.skip(name, number, why)]
+        return orders + self._advance(now)
+
+    def voted(self, name: str, number: int, have: bool, now: float) -> Orders:
+        """A neighbour's vote on step ``number`` is here."""
+        orders = self.exchanges.voted(name, number, have=have)
+        if isinstance(self.stage, Collecting):
+            orders += self._offer(name)
+        return orders + self._advance(now)
+
+    def trained(self, now: float) -> Orders:
+        """The training that ``TrainStep`` asked for is done."""
+        record = self.record
+        record.step = self._next_number()
+        record.trainings += 1
+        self.stage = Collecting(now + self.rules.deadline)
+        differences = self.exchanges.commit()
+        orders: Orders = [CommitModel(record.copy(), True, differences)]
+        for name in self.rules.weights(record.step):
+            orders += self._offer(name)
+        return orders + self._advance(now)
+
+    def tick(self, now: float) -> Orders:
+        """Time has passed."""
+        return self._advance(now)
+
+    # Steps
+
+    def _weight(self, name: str) -> float:
+        return self.rules.weights(self.record.step).get(name, 0.0)
+
+    def _next_number(self) -> int:
+        """Return the number of the next step: the one that the neighbours are at, if that is
+        greater than the next of this peer."""
+        numbers = [self.record.step + 1]
+        for edge in self.exchanges.edges.values():
+            if edge.connected and not edge.record.finished:
+                numbers += [edge.heard, edge.their_voted + 1]
+        return min(max(numbers), self.rules.steps)
+
+    def _offer(self, name: str) -> Orders:
+        """Send own to a neighbour for this step, or skip the exchange where that cannot be."""
+        step, edge = self.record.step, self.exchanges.edges[name]
+        if not self._weight(name):
+            return []
+        if edge.record.voted < step and (why := self._why_skipped(edge)):
+            return self.exchanges.skip(name, step, why)
+        is_open = edge.record.voted < step or edge.record.have == step
+        is_free = edge.is_free or edge.record.have == step
+        is_needed = edge.connected and edge.sent != step and edge.their_voted < step
+        if not (is_open and is_free and is_needed):
+            return []
+        return [*self.exchanges.offer(name, step), *self._take_in(name)]
+
+    def _why_skipped(self, edge: Edge) -> str:
+        """Return why this step has no exchange on an edge. Empty: it has one, or may have."""
+        step = self.record.step
+        if edge.record.finished:
+            return "you are finished"
+        if not edge.connected:
+            return "you were away" if edge.away else ""
+        if edge.is_pending:
+            return "the difference of the last exchange is not added yet"
+        is_skipped = edge.their_voted >= step and edge.their_have < step
+        if is_skipped or max(edge.heard, edge.their_voted) > step:
+            return "you are beyond this step"
+        return ""
+
+    def _take_in(self, name: str) -> Orders:
+        """Store the model that arrived, if it is of this step; skip the exchange if the neighbour is
+        beyond it."""
+        edge, step = self.exchanges.edges[name], self.record.step
+        if edge.heard > step:
+            return self._offer(name)
+        return self.exchanges.store(name, self._weight(name))
+
+    def _advance(self, now: float) -> Orders:
+        """Go on, if what the peer waits for is there or the time is over."""
+        match self.stage:
+            case Collecting(until):
+                return self._collect(now, late=now >= until)
+            case Lonely() if not self.exchanges.is_alone() or self.exchanges.pending():
+                return self._begin_step(now)
+            case Lonely():
+                return self._wait_alone(now)
+            case Catching(until):
+                return self._catch_up(now, late=now >= until)
+            case Lingering():
+                return self._linger(now)
+        return []
+
+    def _collect(self, now: float, *, late: bool) -> Orders:
+        step, orders = self.record.step, Orders()
+        edges = {name: self.exchanges.edges[name] for name in self.rules.weights(step)}
+        waiting = [name for name, edge in edges.items() if not edge.is_decided(step)]
+        if waiting and not late:
+            return []
+        for name in waiting:
+            edges[name].away = not edges[name].connected
+            orders += self.exchanges.skip(name, step, "your model did not come in time")
+        missed = [name for name, edge in edges.items() if edge.record.have < step]
+        if waiting:
+            orders.append(PeerNote(f"step {step} goes on without {', '.join(missed or waiting)}"))
+        if self.exchanges.is_alone() and not self.exchanges.pending() and step < self.rules.steps:
+            return orders + self._wait_alone(now)
+        return orders + self._begin_step(now)
+
+    def _begin_step(self, now: float) -> Orders:
+        """Train on, from a neighbour's model if this peer's own is too old."""
+        if self.record.step < self.rules.steps and self._is_far_behind():
+            self.stage = Catching(now + self.rules.deadline)
+            return self._catch_up(now, late=False)
+        return self._train_or_finish(now)
+
+    def _newest(self) -> int:
+        """Return the newest step that a connected neighbour is at."""
+        edges = self.exchanges.edges.values()
+        here = [edge for edge in edges if edge.connected and not edge.record.finished]
+        return max((max(edge.heard, edge.their_voted) for edge in here), default=0)
+
+    def _is_far_behind(self) -> bool:
+        return self._newest() > self.record.step + self.rules.take_after
+
+    def _catch_up(self, now: float, *, late: bool) -> Orders:
+        edges, least = self.exchanges.edges, self.record.step + self.rules.take_after
+        here = {name: edge.arrived for name, edge in edges.items() if edge.arrived > least}
+        if here:
+            name = max(here, key=lambda name: here[name])
+            text = (
+                f"this peer is {here[name] - self.record.step} steps behind: it goes on with the "
+                f"model of {name}"
+            )
+            return [PeerNote(text), *self._train(name)]
+        if late or not self._is_far_behind():
+            return self._train_or_finish(now)
+        return []
