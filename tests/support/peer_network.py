@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from random import Random
 from typing import Any
 
 from fleetlearn_device.peers.gossip import GossipPeer
@@ -46,7 +47,7 @@ class SimulatedPeer:
         self.machine = None
         self.orders: deque[Any] = deque()
         self.training: tuple[Fraction, Fraction] | None = None
-        """(the model that training began with, what was taken in place of own minus own)."""
+        """(the model that training began with, what taking a neighbour's added to the sum)."""
         self.trained = Fraction(0)
         self.offered: dict[str, Fraction] = {}
         self.models: dict[str, tuple[int, Fraction]] = {}
@@ -154,9 +155,10 @@ class PeerNetwork:
             return False
         match peer.orders.popleft():
             case TrainStep(differences=names, take=take):
-                begin = peer.own if take is None else peer.models[take][1]
                 added = sum((peer.differences[each][1] for each in names), Fraction(0))
-                peer.training = begin + added, begin - peer.own
+                mixed = peer.own + added
+                begin = mixed if take is None else peer.models[take][1]
+                peer.training = begin, begin - mixed
             case CommitModel(record=record, trained=trained, differences=names):
                 own = peer.own
                 if trained:
@@ -200,12 +202,38 @@ class PeerNetwork:
                 if mine is None or theirs is None or mine.applied:
                     continue
                 if mine.have == theirs.have:
-                    number, difference = peer.differences[other]
-                    assert number == mine.have
+                    number, difference = peer.differences.get(other, (0, Fraction(0)))
+                    assert number == mine.have, "a vote without its difference"
                     total += difference
                 else:
                     assert mine.counted is not True, "one side counts what the other did not vote"
         return total
+
+    def walk(self, random: Random, events: int, *, deaths: float = 0.05) -> None:
+        """Let random events happen, and compare the sum after each. ``deaths``: the share of killed
+        processes and broken connections."""
+        for _ in range(events):
+            name = random.choice(list(self.peers))
+            other = random.choice(self.peers[name].neighbours)
+            what = random.random()
+            if what < deaths / 2:
+                self.kill(name)
+            elif what < deaths:
+                self.cut(name, other)
+            elif what < 0.10:
+                if self.peers[name].machine is None:
+                    self.start(name)
+            elif what < 0.20:
+                self.connect(name, other)
+            elif what < 0.25:
+                self.pass_time(random.choice([1.0, 5.0, 11.0]))
+            elif what < 0.45:
+                self.train(name, Fraction(random.randint(-8, 8), 4))
+            elif what < 0.70:
+                self.run_one(name)
+            else:
+                self.deliver(name, other)
+            assert self.total() == self.expected, "the sum of all models is not what was trained"
 
     def settle(self, change: Callable[[], Fraction], limit: int = 20000) -> None:
         """Let everything happen, until all peers have ended."""
@@ -217,8 +245,8 @@ class PeerNetwork:
             for name, peer in self.peers.items():
                 for other in peer.neighbours:
                     self.connect(name, other)
-            moved = any([self.deliver(*pair) for pair in list(self.queues)])
-            moved |= any([self.train(name, change()) for name in self.peers])
+            moved = sum(self.deliver(*pair) for pair in list(self.queues))
+            moved += sum(self.train(name, change()) for name in self.peers)
             alive = [n for n, p in self.peers.items() if p.machine and not p.machine.over]
             if not alive and not any(peer.orders for peer in self.peers.values()):
                 return

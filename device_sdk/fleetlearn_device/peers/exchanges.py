@@ -10,22 +10,23 @@ peer votes *have* it writes down the difference
 
 and when it knows that the exchange counts it adds its difference to its model, once.
 
-**The mean is kept**, whatever is lost, and whoever dies when. Both votes are written down, so whether
-an exchange counts is a fact, and both sides learn the same fact: from the other's vote, or on the
-next connection from the hello, which has the newest vote of each kind. IEEE arithmetic rounds
-w (y_j - y_i) and w (y_i - y_j) to numbers that differ in their sign alone (subtraction and
+**The mean is kept**, whatever is lost, and whoever dies when. Both votes are written down, so
+whether an exchange counts is a fact, and both sides learn the same fact: from the other's vote, or
+on the next connection from the hello, which has the newest vote of each kind. IEEE arithmetic
+rounds w (y_j - y_i) and w (y_i - y_j) to numbers that differ in their sign alone (subtraction and
 multiplication round symmetrically), so d_ij + d_ji = 0 exactly. Hence the exchanges that count add
 0 to the sum of all models, and those that do not count add nothing. With the differences that are
-on their way (an exchange that counts, which one side has added and the other does not know of yet)
+on their way (of exchanges that count, which one side has added and the other does not know of yet)
 
     sum_i x_i + sum of the differences that count and are not added yet  =  sum_i y_i,
 
 up to the rounding of each sum x_i + d_ij. Nobody has to wait for a neighbour's vote: a peer that
-waited long enough goes on *in doubt* and adds the difference later, if it counts. It begins no other
-exchange on this edge before it knows, so there is one difference for each neighbour at most.
+waited long enough goes on *in doubt* and adds the difference later, if it counts. It begins no
+other exchange on this edge before it knows, so there is one difference for each neighbour at most.
 
 In one step of synchronous training without losses this is x_i = y_i + sum_j W_ij (y_j - y_i) =
-sum_j W_ij y_j, as in ``mixing.mix``; where edges do not count it is ``mixing.without``, edge by edge.
+sum_j W_ij y_j, as in ``mixing.mix``; where edges do not count it is ``mixing.without``, edge by
+edge.
 """
 
 from __future__ import annotations
@@ -223,9 +224,7 @@ class Exchanges:
 
     def is_alone(self) -> bool:
         """Return whether no neighbour that still trains is connected."""
-        return not any(
-            edge.connected and not edge.record.finished for edge in self.edges.values()
-        )
+        return not any(edge.connected and not edge.record.finished for edge in self.edges.values())
 
     def all_finished(self) -> bool:
         """Return whether every neighbour has done all of its steps."""

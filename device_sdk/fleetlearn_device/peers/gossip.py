@@ -6,9 +6,9 @@ waits for anybody, so a slow peer slows nobody down.
 
 Stephen Boyd et al., "Randomized gossip algorithms", IEEE Transactions on Information Theory 52(6),
 2006, in which a random pair averages at each time; between two averagings each peer trains. Which
-neighbour is next is drawn from ``seed`` and the number of trainings, evenly among the free ones. The
-difference is of models that have moved on meanwhile; that it is the same on both sides is enough to
-keep the mean (exchanges.py).
+neighbour is next is drawn from ``seed`` and the number of trainings, evenly among the free ones.
+The difference is of models that have moved on meanwhile; that it is the same on both sides is
+enough to keep the mean (exchanges.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from math import inf
 from fleetlearn_protocol.peer_messages import PeerHello
 
 from fleetlearn_device.peers.exchanges import Edge
+from fleetlearn_device.peers.machine import Lonely, PeerMachine, PeerRules
 from fleetlearn_device.peers.orders import CommitModel, Orders, PeerNote
-from fleetlearn_device.peers.peer import Lonely, PeerMachine, PeerRules
 from fleetlearn_device.peers.record import PeerRecord
 from fleetlearn_device.training.shuffling import permutation
 

@@ -21,7 +21,8 @@ class TrainStep:
     number: int
     """How often the peer trained before: decides the order of the examples."""
     take: str | None = None
-    """Begin from this neighbour's newest model that has arrived, in place of own."""
+    """Begin from this neighbour's newest model that has arrived, in place of own and of the
+    differences, which are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
