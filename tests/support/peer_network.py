@@ -20,7 +20,7 @@ from fleetlearn_device.peers.orders import (
     SaveRecord,
     SendToPeer,
     StoreDifference,
-    TrainStep,
+    TrainPeer,
     WriteResult,
 )
 from fleetlearn_device.peers.peer import SynchronousPeer
@@ -154,7 +154,7 @@ class PeerNetwork:
         if not peer.orders:
             return False
         match peer.orders.popleft():
-            case TrainStep(differences=names, take=take):
+            case TrainPeer(differences=names, take=take):
                 added = sum((peer.differences[each][1] for each in names), Fraction(0))
                 mixed = peer.own + added
                 begin = mixed if take is None else peer.models[take][1]

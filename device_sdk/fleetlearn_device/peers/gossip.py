@@ -88,7 +88,7 @@ class GossipPeer(PeerMachine):
         return orders + self._advance(now)
 
     def trained(self, now: float) -> Orders:
-        """The training that ``TrainStep`` asked for is done."""
+        """The training that ``TrainPeer`` asked for is done."""
         record = self.record
         record.step += 1
         record.trainings += 1

@@ -14,7 +14,7 @@ from fleetlearn_device.peers.orders import (
     Orders,
     PeerNote,
     SendToPeer,
-    TrainStep,
+    TrainPeer,
     WriteResult,
 )
 from fleetlearn_device.peers.record import PeerRecord
@@ -62,11 +62,11 @@ class Lingering(NamedTuple):
     until: float
 
 
-class Ended(NamedTuple):
+class PeerEnded(NamedTuple):
     """Nothing is left to be done."""
 
 
-Stage = Working | Collecting | Lonely | Catching | Lingering | Ended
+Stage = Working | Collecting | Lonely | Catching | Lingering | PeerEnded
 
 
 class PeerMachine:
@@ -85,7 +85,7 @@ class PeerMachine:
     @property
     def over(self) -> bool:
         """The process may end."""
-        return isinstance(self.stage, Ended)
+        return isinstance(self.stage, PeerEnded)
 
     def votes_for(self, name: str) -> dict[str, int | bool]:
         """Return what the hello to a neighbour says of this peer: fields of ``PeerHello``."""
@@ -119,7 +119,7 @@ class PeerMachine:
 
     def _train(self, take: str | None) -> Orders:
         self.stage = Working()
-        return [TrainStep(self.exchanges.begin_training(), self.record.trainings, take)]
+        return [TrainPeer(self.exchanges.begin_training(), self.record.trainings, take)]
 
     def _wait_alone(self, now: float) -> Orders:
         """Wait for a neighbour. Where one has done all of its steps, the others may be gone for
@@ -172,5 +172,5 @@ class PeerMachine:
                 "the model is without it. Start this peer again when they are there, to find out"
             )
             orders.append(PeerNote(text, warning=True))
-        self.stage = Ended()
+        self.stage = PeerEnded()
         return orders

@@ -14,7 +14,7 @@ from fleetlearn_device.peers.record import PeerRecord
 
 
 @dataclass(frozen=True, slots=True)
-class TrainStep:
+class TrainPeer:
     """Train from own + the differences of these neighbours; answer with ``trained``."""
 
     differences: tuple[str, ...]
@@ -86,7 +86,7 @@ class PeerNote:
 
 
 Order = (
-    TrainStep
+    TrainPeer
     | CommitModel
     | SaveRecord
     | OfferModel

@@ -91,7 +91,7 @@ class SynchronousPeer(PeerMachine):
         return orders + self._advance(now)
 
     def trained(self, now: float) -> Orders:
-        """The training that ``TrainStep`` asked for is done."""
+        """The training that ``TrainPeer`` asked for is done."""
         record = self.record
         record.step = self._next_number()
         record.trainings += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from fleetlearn_device.peers.machine import Ended, Lonely, PeerRules
+from fleetlearn_device.peers.machine import Lonely, PeerEnded, PeerRules
 from fleetlearn_device.peers.peer import SynchronousPeer
 from fleetlearn_device.peers.record import PeerRecord
 from peer_network import PeerNetwork
@@ -176,7 +176,7 @@ def test_the_end() -> None:
     step(made, a=4, b=8)
     step(made, a=2, b=0)
     assert [peer.result for peer in made.peers.values()] == [7, 7]
-    assert all(isinstance(peer.machine.stage, Ended) for peer in made.peers.values())
+    assert all(isinstance(peer.machine.stage, PeerEnded) for peer in made.peers.values())
     # More steps: they go on.
     for name in "ab":
         made.kill(name)
