@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from fleetlearn_device.conditions.conditions import Conditions, make_conditions
-from fleetlearn_device.driver.driver import OWN_PAUSE
+from fleetlearn_device.driver.condition_looks import OWN_PAUSE
 from fleetlearn_device.storage.status import PAUSES
 from system_trees import BATTERY_12, SUPPLY, THERMAL, plant
 
