@@ -1,6 +1,7 @@
 """PyTorch model -> training bundle: one training step as a graph of standard ONNX operators.
 
-``export_bundle`` brings PyTorch and ONNX with it when it is first asked for. Raises ImportError
+``export_bundle`` and ``export_vertical`` bring PyTorch and ONNX with them when they are first asked
+for. Raises ImportError
 where they are missing or where two builds of ONNX Runtime are mixed up.
 """
 
@@ -13,23 +14,34 @@ from fleetlearn_export.errors import ExportError
 
 if TYPE_CHECKING:
     from fleetlearn_export.bundle import Exported, export_bundle
+    from fleetlearn_export.split_parts import export_vertical
+    from fleetlearn_export.written_bundle import ExportedParts
 
 # ONNX Runtime reads this when it is imported. Without it, wheels from 1.29 on report to their
 # vendor.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-__all__ = ["ExportError", "Exported", "LocalStep", "TrainMany", "export_bundle"]
+__all__ = [
+    "ExportError",
+    "Exported",
+    "ExportedParts",
+    "LocalStep",
+    "TrainMany",
+    "export_bundle",
+    "export_vertical",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name not in ("Exported", "export_bundle"):
+    if name not in ("Exported", "ExportedParts", "export_bundle", "export_vertical"):
         raise AttributeError(f"module {__name__} has no attribute {name}")
     from fleetlearn_export.installation import check_installation
 
     check_installation()
-    from fleetlearn_export import bundle
+    from fleetlearn_export import bundle, split_parts, written_bundle
 
-    return getattr(bundle, name)
+    homes = {"export_bundle": bundle, "export_vertical": split_parts}
+    return getattr(homes.get(name, written_bundle), name)
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fleetlearn_protocol.manifest import LocalStep, TrainMany
+from fleetlearn_protocol.manifest import LocalStep, SplitPart, TrainMany
 
 from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
@@ -38,6 +38,32 @@ class ExportSettings(NamedTuple):
     constants: Constants | None = None
     """Gets the large constants of the graphs, once it is known that there are frozen weights. None:
     the graphs hold them."""
+    split: SplitPart | None = None
+    """Which part of a split model the bundle is, where it is one."""
+
+    @classmethod
+    def plain(
+        cls,
+        step: LocalStep,
+        hyper: Mapping[str, float | None] | None,
+        progress: Callable[[str], None],
+    ) -> ExportSettings:
+        """Return settings that ask for nothing else."""
+        return cls(
+            step=step,
+            features=None,
+            hyper=hyper,
+            personal=(),
+            state=None,
+            kept=(),
+            train=None,
+            frozen="float32",
+            cache_features=False,
+            many=None,
+            budget=None,
+            compute="float32",
+            progress=progress,
+        )
 
     def check(self) -> None:
         """Raise ExportError where the settings do not go together."""

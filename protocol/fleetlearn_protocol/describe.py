@@ -119,6 +119,8 @@ def tables() -> dict[str, str]:
                 manifest.State,
                 manifest.LocalStep,
                 manifest.TrainMany,
+                manifest.SplitPart,
+                manifest.Cut,
                 manifest.File,
                 preprocessing.Preprocessing,
                 preprocessing.Resampling,

@@ -21,6 +21,12 @@ features.onnx  inputs  ``batch.NAME``
 train_from_features.onnx, eval_from_features.onnx
                      the same as train.onnx and eval.onnx, with the manifest's ``features`` as their
                      batch
+activations.onnx  a bottom's forward pass in training mode
+             inputs  ``param.NAME``, ``batch.NAME`` except ``batch.gradient``, ``seed`` where the
+                     step is random
+             outputs ``activations``
+top_step.onnx  the same as train.onnx, and for each party the output ``gradient.NAME``, NAME being
+             its array of the batch: the gradient of each row's own loss
 
 Large constants of all graphs except infer.onnx, such as frozen parameters, may be in
 graphs/frozen.safetensors, to which the graphs refer as ONNX's external data. infer.onnx holds all
@@ -54,7 +60,16 @@ PREPROCESSING_VERSION = 3
 COMPUTATION_VERSION = 4
 """The version of a bundle that has a computation in place of graphs. Readers of version 3 would
 look for graphs."""
-VERSIONS = (FORMAT_VERSION, FROZEN_VERSION, PREPROCESSING_VERSION, COMPUTATION_VERSION)
+SPLIT_VERSION = 5
+"""The version of a bundle that is one part of a split model. Readers of earlier versions would
+train the part as if it were a model."""
+VERSIONS = (
+    FORMAT_VERSION,
+    FROZEN_VERSION,
+    PREPROCESSING_VERSION,
+    COMPUTATION_VERSION,
+    SPLIT_VERSION,
+)
 MAX_MANIFEST_BYTES = 16 * 2**20
 """Largest manifest.json, in bytes."""
 MANIFEST = "manifest.json"
@@ -67,6 +82,10 @@ TRAIN_FROM_FEATURES, EVAL_FROM_FEATURES = (
 )
 OF_FEATURES = (FEATURES, TRAIN_FROM_FEATURES, EVAL_FROM_FEATURES)
 """The files of a bundle whose features a device may compute once for each example, and keep."""
+ACTIVATIONS, TOP_STEP = "graphs/activations.onnx", "graphs/top_step.onnx"
+"""What a split model's bottom and top have beside the graphs of any bundle."""
+GRADIENT = "gradient"
+"""The last array of a bottom's batch: what comes back for the activations."""
 FROZEN = "graphs/frozen.safetensors"
 """The graphs' large constants. Bundles of the same frozen model have the same file: a device
 fetches it once."""
@@ -194,6 +213,34 @@ class TrainMany(msgspec.Struct, frozen=True):
     """Examples in each step; None: any number, in a call the same for all."""
 
 
+class Cut(msgspec.Struct, frozen=True):
+    """Where one party's bottom meets the top of a split model."""
+
+    party: Name
+    """The party's name in the run."""
+    activations: Input
+    """What the bottom makes of an example, float32. The name is that of the top's array."""
+    bundle: Digest | msgspec.UnsetType = msgspec.UNSET
+    """SHA-256 of the bottom's manifest.json: the bundle that this top was exported with. Tops have
+    it."""
+
+
+class SplitPart(msgspec.Struct, frozen=True):
+    """Which part of a split model a bundle is (Vepakomma, Gupta, Swedish, Raskar 2018, "Split
+    learning for health", arXiv 1812.00564).
+
+    A bottom's batch is its party's arrays, then ``gradient``: float32, as the activations. Its step
+    takes the gradient of each row's own loss with respect to that row's activations, and divides by
+    the number of rows, as the mean loss does. A top's batch is the parties' activations, then the
+    loss's targets.
+    """
+
+    part: Literal["bottom", "top"]
+    """Below the cut, or above it."""
+    cuts: Annotated[tuple[Cut, ...], Meta(min_length=1, max_length=32)]
+    """A bottom's own cut; a top's cuts, in the order of its batch."""
+
+
 class File(msgspec.Struct, frozen=True):
     """What a file of the bundle must be."""
 
@@ -210,7 +257,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """`fleetlearn.bundle`."""
     version: int
     """1; 2 if the bundle has graphs/frozen.safetensors; 3 if it has preprocessing; 4 if it has a
-    computation."""
+    computation; 5 if it is one part of a split model."""
     name: Annotated[str, Meta(min_length=1, max_length=100)]
     """The model's name, for people."""
     parameters: Annotated[tuple[Parameter, ...], Meta(min_length=1, max_length=100_000)]
@@ -259,6 +306,8 @@ class Manifest(msgspec.Struct, frozen=True):
     "Computations" of PROTOCOL.md). Its parameters are the computation's state."""
     sums: Annotated[int, Meta(ge=1, le=2**28)] | msgspec.UnsetType = msgspec.UNSET
     """S, the whole numbers that a device adds up, where the bundle has a computation."""
+    split: SplitPart | msgspec.UnsetType = msgspec.UNSET
+    """Which part of a split model the bundle is, where it is one."""
     opset: Version = 0
     """Version of the ONNX operators in the graphs."""
     ir_version: Version = 0
@@ -294,6 +343,12 @@ class Manifest(msgspec.Struct, frozen=True):
             for parameter in self.travelling
             if parameter.buffer
         )
+
+    @property
+    def data_arrays(self) -> tuple[Input, ...]:
+        """The arrays of the batch that come from data: all except a bottom's gradient."""
+        is_bottom = self.split is not msgspec.UNSET and self.split.part == "bottom"
+        return self.batch[:-1] if is_bottom else self.batch
 
     def elements_of(self, part: str) -> int:
         """Return how many elements a part of a report has: whole numbers of ``sums``, else

@@ -12,11 +12,13 @@ import msgspec
 from fleetlearn_protocol.computations.kinds import KINDS, kind_of
 from fleetlearn_protocol.errors import BundleError, Code
 from fleetlearn_protocol.manifest import (
+    ACTIVATIONS,
     COMPUTATION_VERSION,
     EVAL,
     FORMAT,
     FROZEN,
     FROZEN_VERSION,
+    GRADIENT,
     INFER,
     MANIFEST,
     MAX_ELEMENTS,
@@ -26,6 +28,8 @@ from fleetlearn_protocol.manifest import (
     PARAMETERS,
     PREPROCESSING_VERSION,
     REFERENCES_READ,
+    SPLIT_VERSION,
+    TOP_STEP,
     TRAIN,
     TRAIN_MANY,
     VERSIONS,
@@ -171,10 +175,43 @@ def _preprocessing_in_old_version(manifest: Manifest) -> str | None:
     return None
 
 
+def _split_in_old_version(manifest: Manifest) -> str | None:
+    if manifest.split is not msgspec.UNSET and manifest.version < SPLIT_VERSION:
+        return (
+            f"a part of a split model is in a bundle of version {manifest.version}; it needs "
+            f"version {SPLIT_VERSION}"
+        )
+    return None
+
+
+def _split_that_does_not_fit(manifest: Manifest) -> str | None:
+    split = manifest.split
+    parts = {ACTIVATIONS: "bottom", TOP_STEP: "top"}
+    for path, part in parts.items():
+        expected = split is not msgspec.UNSET and split.part == part
+        if (path in manifest.files) != expected:
+            return f"{path} and a split model's {part} belong together; one of them is missing"
+    if split is msgspec.UNSET:
+        return None
+    rows = [cut.activations for cut in split.cuts]
+    if any(row.dtype != "float32" for row in rows):
+        return "activations are float32"
+    if len({cut.party for cut in split.cuts}) < len(split.cuts):
+        return "a party is there twice"
+    if split.part == "top":
+        if any(cut.bundle is msgspec.UNSET for cut in split.cuts):
+            return "a top names the bundle of each party's bottom; one is missing"
+        if list(manifest.batch[: len(rows)]) != rows:
+            return "the batch of a top begins with the parties' activations"
+    elif len(rows) != 1 or manifest.batch[-1] != msgspec.structs.replace(rows[0], name=GRADIENT):
+        return f"the batch of a bottom ends with {GRADIENT}, shaped as its activations"
+    return None
+
+
 def _preprocessing_of_other_arrays(manifest: Manifest) -> str | None:
     if manifest.preprocessing is msgspec.UNSET:
         return None
-    names = sorted(array.name for array in manifest.batch)
+    names = sorted(array.name for array in manifest.data_arrays)
     if sorted(manifest.preprocessing.arrays) != names:
         return (
             f"preprocessing makes the arrays {sorted(manifest.preprocessing.arrays)}; the batch "
@@ -345,6 +382,8 @@ CONTRADICTIONS: tuple[Callable[[Manifest], str | None], ...] = (
     _frozen_in_old_version,
     _preprocessing_in_old_version,
     _preprocessing_of_other_arrays,
+    _split_in_old_version,
+    _split_that_does_not_fit,
     _half_of_many,
     _features_that_are_none,
     _operations_of_computations,

@@ -8,14 +8,19 @@ import msgspec
 import pytest
 from fleetlearn_protocol.errors import BundleError, Code
 from fleetlearn_protocol.manifest import (
+    ACTIVATIONS,
     EVAL,
+    GRADIENT,
     INFER,
     MAX_MANIFEST_BYTES,
     OF_FEATURES,
     ORT_TRAINING,
     PARAMETERS,
+    SPLIT_VERSION,
+    TOP_STEP,
     TRAIN,
     TRAIN_MANY,
+    Cut,
     File,
     Hyper,
     Input,
@@ -23,6 +28,7 @@ from fleetlearn_protocol.manifest import (
     Manifest,
     Parameter,
     Reference,
+    SplitPart,
     State,
     TrainMany,
 )
@@ -140,12 +146,12 @@ def test_unknown_fields_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "advice"), [(0, "Export the model again"), (5, "Update fleetlearn")]
+    ("version", "advice"), [(0, "Export the model again"), (6, "Update fleetlearn")]
 )
 def test_another_version_is_told_from_damage_whatever_else_it_holds(
     version: int, advice: str
 ) -> None:
-    with pytest.raises(BundleError, match=f"reads versions 1 to 4. {advice}") as caught:
+    with pytest.raises(BundleError, match=f"reads versions 1 to 5. {advice}") as caught:
         read_manifest(
             b'{"format": "fleetlearn.bundle", "version": %d, "parameters": "elsewhere"}' % version
         )
@@ -293,3 +299,57 @@ def test_a_changed_manifest_is_another_good_one_or_refused(place: int, change: b
     except BundleError:
         return
     assert read_manifest(write_manifest(manifest)) == manifest
+
+
+CUT = Cut("bank", Input("activations_bank", "float32", (2,)))
+BOTTOM = replace(
+    MANIFEST,
+    version=SPLIT_VERSION,
+    split=SplitPart("bottom", (CUT,)),
+    batch=(*MANIFEST.batch, Input(GRADIENT, "float32", (2,))),
+    files=FILES | {ACTIVATIONS: FILES[TRAIN]},
+)
+TOP = replace(
+    MANIFEST,
+    version=SPLIT_VERSION,
+    split=SplitPart("top", (replace(CUT, bundle="0" * 64),)),
+    batch=(CUT.activations, Input("y", "float32", ())),
+    files=FILES | {TOP_STEP: FILES[TRAIN]},
+)
+
+
+@pytest.mark.parametrize("manifest", [BOTTOM, TOP])
+def test_the_parts_of_a_split_model_are_read(manifest: Manifest) -> None:
+    assert read_manifest(write_manifest(manifest)) == manifest
+
+
+def test_a_bottoms_gradient_does_not_come_from_data() -> None:
+    assert BOTTOM.data_arrays == MANIFEST.batch
+    assert TOP.data_arrays == TOP.batch
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [
+        (replace(BOTTOM, version=3), "it needs version 5"),
+        (replace(BOTTOM, split=msgspec.UNSET), "belong together"),
+        (replace(BOTTOM, files=FILES), "belong together"),
+        (replace(TOP, files=BOTTOM.files), "belong together"),
+        (replace(BOTTOM, batch=MANIFEST.batch), "the batch of a bottom ends with gradient"),
+        (replace(TOP, batch=TOP.batch[1:]), "begins with the parties' activations"),
+        (replace(TOP, split=SplitPart("top", (CUT,))), "names the bundle of each party's bottom"),
+        (
+            replace(TOP, split=SplitPart("top", (TOP.split.cuts[0],) * 2)),  # type: ignore[union-attr]
+            "a party is there twice",
+        ),
+        (
+            replace(
+                BOTTOM,
+                split=SplitPart("bottom", (replace(CUT, activations=Input("a", "float64", (2,))),)),
+            ),
+            "activations are float32",
+        ),
+    ],
+)
+def test_a_part_that_contradicts_itself_is_refused(manifest: Manifest, said: str) -> None:
+    assert said in refused(manifest).text

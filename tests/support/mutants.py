@@ -170,4 +170,4 @@ def blind_objective(
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     rows = zip(leaves.items(), found, strict=True)
     gradients = {name: torch.zeros_like(leaf) if row is None else row for (name, leaf), row in rows}
-    return BatchEvaluation(loss.detach(), {}, gradients, {})
+    return BatchEvaluation(loss.detach(), {}, gradients, {}, {})

@@ -71,6 +71,12 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
         mu weights the terms that only some recipes use; with the others it is 0. A recipe that is
         made of such a term needs a mu. Raises PlanError where plan and bundle do not fit.
         """
+        if manifest.split is not msgspec.UNSET:
+            raise PlanError(
+                Code.BAD_MESSAGE,
+                f"{self.file}: bundle {manifest.name} is the {manifest.split.part} of a split "
+                "model, which devices do not train by rounds; expected a bundle of a whole model",
+            )
         named = {"lr": self.local.lr, "mu": self.local.mu}
         given = {
             **self.local.hyper,

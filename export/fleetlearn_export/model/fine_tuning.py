@@ -43,7 +43,7 @@ def fine_tuning(model: nn.Module, train: Trained | None) -> Iterator[None]:
             own = list(module.parameters())
             if own and not any(value.requires_grad for value in own):
                 flags_before.append((module, vars(module).get("train")))
-                vars(module)["train"] = MethodType(_stay_in_evaluation_mode, module)
+                vars(module)["train"] = MethodType(stay_in_evaluation_mode, module)
         yield
     finally:
         for module, own_train in flags_before:
@@ -88,5 +88,7 @@ def _chosen(model: nn.Module, train: Trained) -> set[int]:
     return {id(value) for name, value in rows if name in names}
 
 
-def _stay_in_evaluation_mode(module: nn.Module, mode: bool = True) -> Any:
+def stay_in_evaluation_mode(module: nn.Module, mode: bool = True) -> Any:
+    """Take the place of a module's ``train``: the module is in evaluation mode whatever is asked
+    for."""
     return type(module).train(module, False)

@@ -65,6 +65,8 @@ class BatchEvaluation(NamedTuple):
     """The gradient of the loss plus ``extra`` for each trained parameter."""
     buffers: Tensors
     """The new values of the buffers that training changes."""
+    of_inputs: Tensors
+    """The gradient for each input array of ``Objective.differentiated``, of the input's shape."""
 
 
 class Objective:
@@ -84,6 +86,8 @@ class Objective:
         self.inputs, self.targets = list(inputs), list(targets)
         self.trained, self.buffers = list(trained), list(buffers)
         self.hooks = gradient_hooks(model)
+        self.differentiated: list[str] = []
+        """Input arrays whose gradients are asked for as well: those of a split model's top."""
 
     def __call__(
         self,
@@ -104,18 +108,23 @@ class Objective:
             **{name: detached(value).clone() for name, value in self._buffers(params).items()},
             **leaves,
         }
-        arrays, targets = self._split({name: value.clone() for name, value in batch.items()})
+        batch = {name: value.clone() for name, value in batch.items()}
+        for name in self.differentiated:
+            batch[name] = batch[name].detach().requires_grad_()
+        leaves_of_batch = [batch[name] for name in self.differentiated]
+        arrays, targets = self._split(batch)
 
-        def evaluate() -> tuple[Tensor, Tensors, Tensors]:
+        def evaluate() -> tuple[Tensor, Tensors, Tensors, Tensors]:
             with torch.enable_grad():
                 outputs = self.model(*arrays)
                 loss = self.loss(outputs, *targets)
                 target = loss if extra is None else loss + extra(outputs)
                 gradients = torch.autograd.grad(
                     target if scale is None else target * scale,
-                    list(leaves.values()),
+                    [*leaves.values(), *leaves_of_batch],
                     allow_unused=True,
                 )
+                gradients, of_batch = gradients[: len(leaves)], gradients[len(leaves) :]
                 unused = next(
                     (
                         name
@@ -138,14 +147,19 @@ class Objective:
                     name: metric(outputs, *targets).float().mean()
                     for name, metric in self.metrics.items()
                 }
-            return loss.detach(), metrics, gradients_by_name
+            of_inputs = {
+                name: torch.zeros_like(array) if gradient is None else gradient
+                for name, array, gradient in zip(
+                    self.differentiated, leaves_of_batch, of_batch, strict=True
+                )
+            }
+            return loss.detach(), metrics, gradients_by_name, of_inputs
 
         # The loss and the backward pass may read the model too: they see these tensors, not the
         # model's own.
-        loss, metrics, gradients = call_with(self.model, tensors, evaluate)
-        return BatchEvaluation(
-            loss, metrics, gradients, {name: detached(tensors[name]) for name in self.buffers}
-        )
+        loss, metrics, gradients, of_inputs = call_with(self.model, tensors, evaluate)
+        buffers = {name: detached(tensors[name]) for name in self.buffers}
+        return BatchEvaluation(loss, metrics, gradients, buffers, of_inputs)
 
     def outputs(
         self,

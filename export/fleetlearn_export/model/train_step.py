@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from fleetlearn_protocol.manifest import LocalStep, Reference, TensorName
+from fleetlearn_protocol.manifest import GRADIENT, LocalStep, Reference, TensorName
 from msgspec import structs
 from torch import Tensor
 from torch.nn import attention
@@ -25,7 +25,7 @@ from fleetlearn_export.model.normalisation import normalisation_names
 from fleetlearn_export.model.other_random import without_other_random
 from fleetlearn_export.model.seeded_random import Seeded
 from fleetlearn_export.model.source_locations import as_export_error
-from fleetlearn_export.model.stateless import functional_call, own_tensors_restored
+from fleetlearn_export.model.stateless import call_with, functional_call, own_tensors_restored
 from fleetlearn_export.model.steps import (
     OPTIMIZERS,
     REFERENCES,
@@ -192,6 +192,35 @@ class TrainStep(NamedTuple):
         means = gradients | metrics | {"loss": results.loss}
         return outputs | {MEAN + name: value.detach() for name, value in means.items()}
 
+    def run_with_gradients_of(
+        self, arrays: Sequence[str], given: Tensors, *, copies: bool = True
+    ) -> Tensors:
+        """Do the step. Returns its outputs and, as ``gradient.NAME`` for each of these input
+        arrays, the gradient of each row's own loss: the mean loss's, times the number of rows.
+        Raises ExportError."""
+        objective = RecordedObjective(self.objective)
+        objective.differentiated = list(arrays)
+        outputs = self._replace(objective=objective).run(given, copies=copies)
+        (results,) = objective.results
+        return outputs | {
+            gradient_of(name): (gradient * gradient.shape[0]).detach()
+            for name, gradient in results.of_inputs.items()
+        }
+
+    def activations(self, given: Tensors, *, copies: bool = True) -> Tensors:
+        """Return what the model makes of a batch in training mode, as ``activations``: with the
+        random numbers that the step draws from the same seed. Raises ExportError."""
+        objective = self.objective
+        own = {
+            **{name: value.detach().clone() for name, value in objective.model.named_buffers()},
+            **{name: given[f"param.{name}"].clone() for name in self.values},
+        }
+        arrays = tuple(given[f"batch.{name}"].clone() for name in objective.inputs)
+        seeded = Seeded(given["seed"]) if "seed" in given else nullcontext()
+        with plain_kernels(), seeded, torch.no_grad(), own_tensors_restored(objective.model):
+            result = call_with(objective.model, own, lambda: objective.model(*arrays))
+        return {"activations": result.clone() if copies else result}
+
     def _checked_outputs(self, result: Any, dtype: torch.dtype) -> Tensors:
         """Name the step's results as the graph's outputs. Raises ExportError if they are not what
         is expected."""
@@ -225,6 +254,11 @@ class TrainStep(NamedTuple):
                 "are `loss` and what it was given as `metrics`"
             )
         return {name: outputs[name] for name in self.outputs()}
+
+
+def gradient_of(array: str) -> str:
+    """Return the name of the output with an input array's gradient."""
+    return f"{GRADIENT}.{array}"
 
 
 def make_train_step(

@@ -7,7 +7,7 @@ exported as one program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from fleetlearn_export.model.source_locations import (
 )
 from fleetlearn_export.model.stateless import attributes_restored, functional_call
 from fleetlearn_export.model.steps import Tensors
-from fleetlearn_export.model.train_step import TrainStep, plain_kernels
+from fleetlearn_export.model.train_step import TrainStep, gradient_of, plain_kernels
 from fleetlearn_export.model.user_model import (
     EvalInferModule,
     EvalModule,
@@ -243,6 +243,7 @@ def trace_step(
     with_means: bool = False,
     copies: bool = False,
     take_cases: TakeCases | None = None,
+    gradients_of: Sequence[str] = (),
 ) -> Traced:
     """Trace one local step: forward, backward and update. ``table`` and ``take_cases`` as for
     ``trace``.
@@ -251,18 +252,47 @@ def trace_step(
         behind its own.
     copies: whether the graph copies its inputs, rather than write into them, and has a tensor for
         each output. The emission needs neither, and copies are a fifth of what tracing records of a
-        network with batch norms. Raises ExportError.
+        network with batch norms.
+    gradients_of: input arrays whose gradients are outputs behind the step's own, as
+        ``step.run_with_gradients_of`` names them. Raises ExportError.
     """
+    run: Callable[..., Tensors] = step.run
+    outputs = step.outputs()
+    if with_means:
+        run, outputs = step.run_with_means, outputs + step.means()
+    elif gradients_of:
+        run = partial(step.run_with_gradients_of, gradients_of)
+        outputs += [gradient_of(name) for name in gradients_of]
+    return _traced(step, partial(run, copies=copies), step.inputs(), outputs, table, take_cases)
+
+
+def trace_activations(step: TrainStep, table: Decompositions) -> Traced:
+    """Trace the forward pass of a split model's bottom, in training mode. ``table`` as for
+    ``trace``. Raises ExportError."""
+    read = (*(f"param.{name}" for name in step.values), "seed")
+    read += tuple(f"batch.{name}" for name in step.objective.inputs)
+    arguments = {name: value for name, value in step.inputs().items() if name in read}
+    run = partial(step.activations, copies=False)
+    return _traced(step, run, arguments, ["activations"], table)
+
+
+def _traced(
+    step: TrainStep,
+    run: Callable[[Tensors], Tensors],
+    inputs: Tensors,
+    outputs: list[str],
+    table: Decompositions,
+    take_cases: TakeCases | None = None,
+) -> Traced:
     # Nobody reads the values, so parameters and all that is like them take no memory: empty
     # tensors, not written into.
     # Index arrays and sizes in a batch may be read while it is traced.
     real = ("batch.", "hyper.", "seed")
     arguments = {
         name: value.clone() if name.startswith(real) else torch.empty_like(value)
-        for name, value in step.inputs().items()
+        for name, value in inputs.items()
     }
     rows = {name: 0 for name in arguments if name.startswith("batch.")}
-    run = partial(step.run_with_means if with_means else step.run, copies=copies)
 
     def traced(exporting: bool) -> torch.fx.GraphModule:
         with attributes_restored(step.objective.model), model_told(exporting):
@@ -270,7 +300,7 @@ def trace_step(
 
     module = traced_either_way(traced)
     _refuse_unsupported_operators(module.graph)
-    return Traced(module, arguments, rows, step.outputs() + (step.means() if with_means else []))
+    return Traced(module, arguments, rows, outputs)
 
 
 def trace_evaluation(
