@@ -13,9 +13,9 @@ from fleetlearn_protocol.manifest import LocalStep, TrainMany
 from fleetlearn_export.errors import ExportError
 
 if TYPE_CHECKING:
-    from fleetlearn_export.bundle import Exported, export_bundle
+    from fleetlearn_export.bundle import export_bundle
     from fleetlearn_export.split_parts import export_vertical
-    from fleetlearn_export.written_bundle import ExportedParts
+    from fleetlearn_export.written_bundle import Exported, ExportedParts
 
 # ONNX Runtime reads this when it is imported. Without it, wheels from 1.29 on report to their
 # vendor.

@@ -75,7 +75,8 @@ class Bottom:
         feed |= _named(self.manifest.data_arrays, arrays)
         if self.manifest.random:
             feed["seed"] = np.array(check_seed(seed), np.int64)
-        return _run(self._session, ACTIVATIONS, feed)["activations"]
+        made: Vector = _run(self._session, ACTIVATIONS, feed)["activations"]
+        return made
 
     def step(
         self, batch: Sequence[NDArray[Any]], gradient: Vector, *, seed: int = 0, **hyper: float
