@@ -79,3 +79,9 @@ class Fleet:
 
 def leases(commands: list[Command]) -> list[Assign]:
     return [command for command in commands if isinstance(command, Assign)]
+
+
+def hyper_of(fleet: Fleet, version: int) -> dict[str, float]:
+    """Return the hyper-parameters of the tasks that begin from this version of the one model."""
+    (member,) = fleet.run.members.all
+    return fleet.run.models.hyper_of(version, member)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,7 @@ class Room(EnginePort):
         if self.has_counted(device, report.task):
             return False
         self.carry_out(self.engine.announce(device, report.task, report.round, now))
-        check_parts(report, ASKED, self.elements_of)
+        check_parts(report, ASKED, partial(self.elements_of, report.task))
         return True
 
     def save_update(

@@ -25,6 +25,7 @@ LAST_COMMITS = {
     5: "6556ce1a",
     6: "9de17c97",
     7: "7d6509a9",
+    8: "f795f4fd",
 }
 """Version of the tables -> the last commit that made them."""
 ROOMS = ("protocol", "coordinator", "tests/support")

@@ -25,4 +25,5 @@ def make_version_6(database: Path) -> None:
         db.execute("DROP TABLE exchanges")
         db.execute("DROP TABLE answers")
         db.execute("DROP TABLE participations")
+        db.execute("ALTER TABLE tasks DROP COLUMN member")
         db.execute("PRAGMA user_version=6")

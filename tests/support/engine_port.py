@@ -52,7 +52,7 @@ class EnginePort:
     def carry_out(self, commands: Iterable[Command]) -> None:
         raise NotImplementedError
 
-    def elements_of(self, part: str) -> int:
+    def elements_of(self, task: str, part: str) -> int:
         return self.elements
 
     def join(self, check_in: CheckIn, now: float) -> None:

@@ -78,7 +78,7 @@ class MaskedFleet(Fleet):
         run = self.run
         digest = run.models.digest_of(lease.version)
         model = VectorReference(MODEL, digest, FLOAT32.size(SIZE), FLOAT32.name)
-        shared = run.tasks.shared(lease.version)
+        shared = run.tasks.shared(lease.version, run.members.all[0])
         return msgspec.structs.replace(
             shared, task=lease.task, round=lease.round, vectors=(model,), seed=lease.seed
         )

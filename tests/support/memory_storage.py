@@ -85,6 +85,7 @@ class TaskRow(NamedTuple):
     spool_file: int | None = None
     staleness: int = 0
     norms: tuple[float, float] | None = None
+    member: str | None = None
 
 
 class RoundRow(NamedTuple):
@@ -605,8 +606,8 @@ class MemoryLedger(Reads):
     def _write(self, tables: Tables, row: Row) -> None:
         changed = partial(_change, tables.tasks)
         match row:
-            case TaskGiven(task, round, device, version):
-                _add(tables.tasks, task, TaskRow(round, device, version))
+            case TaskGiven(task, round, device, version, member):
+                _add(tables.tasks, task, TaskRow(round, device, version, member=member))
             case TaskEnded(task, cause, counts_for):
                 changed(task, lambda old: old._replace(state=cause, round=_moved(old, counts_for)))
             case TaskRevived(task):
@@ -733,13 +734,13 @@ class MemoryLedger(Reads):
             if not (row.round >= first or lost or runs):
                 continue
             if row.state == "assigned":
-                found.leases.append(SavedTask(task, row.device, row.version))
+                found.leases.append(SavedTask(task, row.device, row.version, row.member))
             elif row.state == "accepted":
                 found.reports.append(self._saved_report(task, row))
             elif row.round >= first:
                 found.dropped.append((task, row.device, row.state))
             if row.state == "lost" and lost_since is not None:
-                found.lost.append(SavedTask(task, row.device, row.version))
+                found.lost.append(SavedTask(task, row.device, row.version, row.member))
         return found
 
     def _saved_report(self, task: str, row: TaskRow) -> SavedReport:
@@ -755,6 +756,7 @@ class MemoryLedger(Reads):
             row.round,
             row.norms,
             row.version,
+            row.member,
         )
 
     def last_series(self, kind: str) -> LastSeries | None:

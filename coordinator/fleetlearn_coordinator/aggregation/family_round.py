@@ -105,11 +105,23 @@ class FamilyRules:
             "optimizer_state": _joined([each.optimizer_state for each in states]),
             "vectors": _joined([each.vectors for each in states]),
         }
-        members = tuple(
-            replace(state, **_part(whole, place))
-            for state, place in zip(states, self.places, strict=True)
+        return self.cut(replace(first, **whole, members=tuple(states)))
+
+    def cut(self, state: ModelState) -> ModelState:
+        """Return the state with its members' arrays and versions taken from its own."""
+        if not self.is_family:
+            return state
+        whole = {
+            "version": state.version,
+            "model": state.model,
+            "optimizer_state": state.optimizer_state,
+            "vectors": state.vectors,
+        }
+        members = (
+            replace(own, **_part(whole, place))
+            for own, place in zip(state.members, self.places, strict=True)
         )
-        return replace(first, **whole, members=members)
+        return replace(state, members=tuple(members))
 
 
 def _part(whole: Mapping[str, Any], place: slice) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fleetlearn_protocol.encodings import FLOAT32
@@ -187,7 +188,8 @@ class Conversation:
                 )
                 download = sum(vector.size for vector in message.vectors) + sum(deltas)
                 parts = message.parts if isinstance(message, Task) else (UPDATE,)
-                upload = sum(FLOAT32.size(self.port.elements_of(part)) for part in parts)
+                elements = (self.port.elements_of(message.task, part) for part in parts)
+                upload = sum(map(FLOAT32.size, elements))
                 self._races = max(0, self._races - RACES_OF_A_TASK)
                 self._owner.perform(Allow(MESSAGES_OF_A_TASK, download, 2 * upload))
             case Cancel():
@@ -384,7 +386,7 @@ class Conversation:
         if self.upload is None or self.upload.report != message:
             self._stop_upload()
             self.upload = self._uploads.offer(
-                device, message, self.port.spool, self.port.elements_of, self
+                device, message, self.port.spool, partial(self.port.elements_of, message.task), self
             )
         elif self.upload not in self._uploads.places:
             # it was asked to wait, and nothing is on its way now

@@ -36,8 +36,9 @@ class Port(Protocol):
     def spool(self) -> Spool:
         """The files that the bytes of its updates are written to."""
 
-    def elements_of(self, part: str) -> int:
-        """Return how many elements this part of a report has: the model's, or its buffers'."""
+    def elements_of(self, task: str, part: str) -> int:
+        """Return how many elements this part of a task's report has: of the model that the task is
+        for, or its buffers'."""
 
     # The device
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -118,12 +118,16 @@ class Host:
         """When ``sweep`` looked last."""
 
     def serve_run(
-        self, port: Port, bundle: Bundle, failed: Callable[[Exception], None], name: str = ""
+        self,
+        port: Port,
+        bundles: Iterable[Bundle],
+        failed: Callable[[Exception], None],
+        name: str = "",
     ) -> ServedRun:
-        """Serve a run. Call once, before ``listen``, unless the host serves ``several``; those are
-        then added to ``turns``. ``failed`` is called with errors that no device caused. ``name``:
-        the run's, of several."""
-        run = ServedRun(port, Contents(bundle), failed, name, OutputGate())
+        """Serve a run, whose devices may fetch these bundles. Call once, before ``listen``, unless
+        the host serves ``several``; those are then added to ``turns``. ``failed`` is called with
+        errors that no device caused. ``name``: the run's, of several."""
+        run = ServedRun(port, Contents(*bundles), failed, name, OutputGate())
         if self.turns is None:
             self._run = run
         return run

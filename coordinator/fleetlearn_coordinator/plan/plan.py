@@ -282,9 +282,7 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
 
     def check_service(self, service: ServiceSettings) -> None:
         """Raise PlanError where a process with these settings could not serve the plan."""
-        if self.is_family:
-            text = "[family] is not served yet"
-        elif self.round.cohort > service.max_connections and self.round.asynchronous:
+        if self.round.cohort > service.max_connections and self.round.asynchronous:
             text = (
                 f"max_connections = {service.max_connections} of the service is less than "
                 f"round.concurrency = {self.round.cohort}; as many tasks could never run at a time"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 
-from fleetlearn_protocol import Bundle, open_bundle
+from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.errors import Code, FleetError
 
 from fleetlearn_coordinator.network.host import Host
@@ -19,6 +19,7 @@ from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.population import EVERYBODY
 from fleetlearn_coordinator.service.several.shared_server import SharedRunServer
+from fleetlearn_coordinator.service.training_run.members import identity_of, open_bundles
 from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.service.waiting_log import WaitingLog
 from fleetlearn_coordinator.storage.canaries import Split
@@ -41,10 +42,11 @@ def open_run(
     ``bundle``: the plan's, if it is open already. ``any_thread``: the run may then be used in other
     threads than this one, one at a time. ``prepare`` is called with the store before anything is
     read there. Raises PlanError, BundleError, StoreError."""
-    bundle = bundle or open_bundle(plan.bundle)
+    bundles = open_bundles(plan, bundle)
+    bundle = next(iter(bundles.values()))
     store = open_store(
         plan.data_dir,
-        bundle.sha256,
+        identity_of(bundles),
         durable=plan.durable,
         uploads=service.uploads,
         kept=plan.updates_kept,
@@ -53,7 +55,7 @@ def open_run(
     try:
         if prepare is not None:
             prepare(bundle, store)
-        run = Run(plan, bundle, store, now, service.heartbeat, RunLog(name))
+        run = Run(plan, bundle, store, now, service.heartbeat, RunLog(name), bundles)
         run.work.held_out = _measurer(run)
     except BaseException:
         store.close()

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import msgspec
 from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, family
+from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import MODEL, CheckIn, SharedModel, VectorReference
 from fleetlearn_protocol.vector import digest
 
@@ -14,8 +15,9 @@ from fleetlearn_coordinator.aggregation.sent_models import half_of
 from fleetlearn_coordinator.network.driver import ServedRun
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.network.transfers.contents import Older
+from fleetlearn_coordinator.service.training_run.members import RunMember, first_fit
 from fleetlearn_coordinator.service.training_run.run import Run
-from fleetlearn_coordinator.storage.blobs import PARAMETERS
+from fleetlearn_coordinator.storage.blobs import PARAMETERS, BytesWithin, StoredBytes
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.store import OPTIMIZER_STATE
 
@@ -27,9 +29,9 @@ class ServedModels:
         self._run, self._host, self._served = run, host, served
         self._published: set[str] = set()
         """The SHA-256 of the newest model and of the vectors beside it, which are served."""
-        self._half_digests: dict[int, str | None] = {}
-        """Version -> SHA-256 of its model as float16, for the newest and for those that tasks began
-        from."""
+        self._half_digests: dict[tuple[int, int], str | None] = {}
+        """Version and number of a member -> SHA-256 of its model as float16, for the newest and for
+        those that tasks began from."""
         self._know_up: set[str] = set()
         """Devices that know the plan's encoding of updates. The others are asked for float32."""
         self._know_half: set[str] = set()
@@ -41,17 +43,18 @@ class ServedModels:
 
     def join(self, check_in: CheckIn) -> None:
         """The device of this check-in is connected."""
-        device, encoding, forms = check_in.device, self._run.plan.encoding, self._run.models.forms
+        device, encoding, models = check_in.device, self._run.plan.encoding, self._run.models
         self.leave(device)
         if family(encoding.up) in check_in.encodings:
             self._know_up.add(device)
         if encoding.down == FLOAT16.name and FLOAT16.name in check_in.encodings:
             self._know_half.add(device)
-        for base in check_in.models:
-            if base in forms.deltas:
-                self._last_model[device] = forms.deltas[base].base
-            elif base == self._run.models.newest.digest and encoding.down == "delta":
-                self._last_model[device] = self._run.models.newest.digest
+        if encoding.down == "delta":
+            known = {base for forms in models.forms for base in forms.deltas}
+            known |= {each.digest for each in self._run.members.states_of(models.newest)}
+            for base in check_in.models:
+                if base in known:
+                    self._last_model[device] = base
 
     def leave(self, device: str) -> None:
         """The device is not connected any more. Harmless where it was not."""
@@ -59,38 +62,37 @@ class ServedModels:
         self._know_half.discard(device)
         self._last_model.pop(device, None)
 
-    def parts_of(self, device: str) -> dict[str, str]:
-        """Return the parts that the device is asked for: name -> encoding."""
+    def parts_of(self, device: str, member: RunMember) -> dict[str, str]:
+        """Return the parts that the device is asked for in a task of this member: name ->
+        encoding."""
         plan = self._run.plan
-        return (plan.parts if device in self._know_up else plan.exact_parts)(
-            self._run.bundle.manifest
-        )
+        asked = plan.parts if device in self._know_up else plan.exact_parts
+        return asked(member.bundle.manifest)
 
     def references(
-        self, device: str, version: int, beside: Collection[str] = ()
+        self, device: str, version: int, member: RunMember, beside: Collection[str] = ()
     ) -> tuple[VectorReference, ...]:
-        """Let the device fetch this version's model and the vectors beside it. Returns what a task
-        says of them."""
-        run, size = self._run, self._run.models.newest.model.size
+        """Let the device fetch a member's model of this version and the vectors beside it. Returns
+        what a task says of them."""
+        run, size = self._run, member.size
         self.publish()
-        digests = run.models.digests_of(version, beside)
+        digests = run.models.digests_of(version, beside, member)
         # the device came back without its work, and goes on with it
         if version != run.engine.version:
-            for sha256, where in self._find_older([version], beside).items():
+            for sha256, where in self._find_older([(version, member)], beside).items():
                 self._served.contents.serve_older(sha256, where)
         found = {
             name: VectorReference(name, each, FLOAT32.size(size), FLOAT32.name)
             for name, each in digests.items()
         }
-        half = self._half_digest(version) if device in self._know_half else None
+        half = self._half_digest(version, member) if device in self._know_half else None
         if half is not None:
             found[MODEL] = VectorReference(MODEL, half, FLOAT16.size(size), FLOAT16.name)
         elif run.plan.encoding.down == "delta":
             base = self._last_model.get(device)
             if version == run.engine.version and base is not None:
-                found[MODEL] = msgspec.structs.replace(
-                    found[MODEL], delta=run.models.forms.deltas.get(base)
-                )
+                deltas = run.models.forms[member.number].deltas
+                found[MODEL] = msgspec.structs.replace(found[MODEL], delta=deltas.get(base))
             self._last_model[device] = digests[MODEL]
         return tuple(found.values())
 
@@ -100,52 +102,66 @@ class ServedModels:
         run = self._run
         if check_in.wants != "model" or not run.plan.models.give:
             return None
+        member = run.members.all[0]
+        if run.plan.family:
+            name = first_fit(run.plan.family, check_in)
+            if name is None:
+                return None
+            member = run.members.named(name)
         self.publish()
-        state = run.models.newest
-        model = VectorReference(MODEL, state.digest, FLOAT32.size(state.model.size), FLOAT32.name)
-        return SharedModel(run.bundle.sha256, model)
+        sha256 = run.models.member_state(member).digest
+        model = VectorReference(MODEL, sha256, FLOAT32.size(member.size), FLOAT32.name)
+        return SharedModel(member.bundle.sha256, model)
 
     # The contents
 
     def publish(self) -> None:
-        """Serve the newest model in all its forms, the vectors beside it, and the older ones that
-        tasks began from."""
+        """Serve the newest models in all their forms, the vectors beside them, and the older ones
+        that tasks began from."""
         run, engine, state = self._run, self._run.engine, self._run.models.newest
         # A vector may change where the model stays as it is, bit for bit.
         beside = {state.vector_digests[name]: each for name, each in state.vectors.items()}
-        vectors = {state.digest: state.model, **beside}
+        vectors = {each.digest: each.model for each in run.members.states_of(state)} | beside
         if vectors.keys() == self._published:
             return
         self._published = {*vectors}
         versions = {terms.version for terms in engine.book.terms.values()}
         versions |= {series.version for series in engine.exchanges.values() if series.is_open}
         versions.discard(engine.version)
-        newest = {sha256: FLOAT32.encode(vector) for sha256, vector in vectors.items()} | dict(
-            run.models.forms.contents
-        )
-        self._half_digests = {
-            number: self._half_digest(number) for number in (*versions, engine.version)
+        newest: dict[str, Buffer] = {
+            sha256: FLOAT32.encode(vector) for sha256, vector in vectors.items()
         }
-        self._host.publish(
-            self._served, newest, self._find_older(sorted(versions), run.plan.vectors)
-        )
+        for forms in run.models.forms:
+            newest |= forms.contents
+        older = [(number, member) for number in sorted(versions) for member in run.members.all]
+        self._half_digests = {
+            (number, member.number): self._half_digest(number, member)
+            for number, member in (*older, *((engine.version, each) for each in run.members.all))
+        }
+        self._host.publish(self._served, newest, self._find_older(older, run.plan.vectors))
 
-    def _find_older(self, versions: Iterable[int], beside: Collection[str]) -> dict[str, Older]:
-        """Return SHA-256 -> its bytes, for each of these models that is there and for the vectors
-        ``beside`` them. A model is not there only where a lost device came back with its work done:
-        that one does not need it. One that cannot be opened now is not served: whoever fetches it
-        is refused."""
-        run, size = self._run, self._run.models.newest.model.size
+    def _find_older(
+        self, models: Iterable[tuple[int, RunMember]], beside: Collection[str]
+    ) -> dict[str, Older]:
+        """Return SHA-256 -> its bytes, for each of these versions of members that is there and for
+        the vectors ``beside`` them. A model is not there only where a lost device came back with
+        its work done: that one does not need it. One that cannot be opened now is not served:
+        whoever fetches it is refused."""
+        run = self._run
         found = {}
-        for number in versions:
+        for number, member in models:
+            size = member.size
             try:
-                for name, sha256 in run.models.digests_of(number, beside).items():
+                for name, sha256 in run.models.digests_of(number, beside, member).items():
                     if sha256 in run.models.newest.vector_digests.values():  # served as the newest
                         continue
                     tensor = PARAMETERS if name == MODEL else OPTIMIZER_STATE + name
-                    content = run.store.blobs.open_tensor(number, tensor)
+                    content: StoredBytes = run.store.blobs.open_tensor(number, tensor)
+                    if run.members.is_family:
+                        begin = FLOAT32.size(member.place.start)
+                        content = BytesWithin(content, begin, FLOAT32.size(size))
                     found[sha256] = Older(content, FLOAT32.size(size))
-                    if name == MODEL and (half := self._half_digest(number)) is not None:
+                    if name == MODEL and (half := self._half_digest(number, member)) is not None:
                         found[half] = Older(content, FLOAT16.size(size), FLOAT16)
             except StoreError:
                 continue
@@ -153,16 +169,17 @@ class ServedModels:
                 run.log.warning("an older model is not served: %s", error.text)
         return found
 
-    def _half_digest(self, version: int) -> str | None:
-        """Return the SHA-256 of a model as float16; None if it does not travel so."""
+    def _half_digest(self, version: int, member: RunMember) -> str | None:
+        """Return the SHA-256 of a member's model as float16; None if it does not travel so."""
         run = self._run
         if run.plan.encoding.down != FLOAT16.name:
             return None
         if version == run.engine.version:
-            return run.models.forms.half
-        if version not in self._half_digests:  # its tasks were given by an earlier process
-            self._half_digests[version] = None
+            return run.models.forms[member.number].half
+        key = version, member.number
+        if key not in self._half_digests:  # its tasks were given by an earlier process
+            self._half_digests[key] = None
             with suppress(StoreError):
-                half = half_of(run.models.load_model(version))
-                self._half_digests[version] = None if half is None else digest(half)
-        return self._half_digests[version]
+                half = half_of(run.models.load_model(version)[member.place])
+                self._half_digests[key] = None if half is None else digest(half)
+        return self._half_digests[key]

@@ -22,6 +22,7 @@ from fleetlearn_protocol.messages import (
     Question,
     Reply,
     Report,
+    VectorReference,
 )
 from fleetlearn_protocol.versions import SEPARATE_BUFFERS, agreed_version
 
@@ -61,6 +62,7 @@ from fleetlearn_coordinator.service.run_clock import Clocks, RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
 from fleetlearn_coordinator.service.task_privacy import why_not_private
 from fleetlearn_coordinator.service.training_run.mask_sum import Answer, MaskQuestion
+from fleetlearn_coordinator.service.training_run.members import RunMember
 from fleetlearn_coordinator.service.training_run.run import Run
 
 LARGE_MODEL = 8 * 2**20
@@ -74,6 +76,13 @@ NOT_SHOWN = (
 """What people read in the place of a device's words."""
 
 
+def download_of(member: RunMember) -> int:
+    """Return the bytes that a device may have to fetch for its first task of this member."""
+    files = member.bundle.manifest.files.values()
+    manifest = len(member.bundle.read(MANIFEST))
+    return manifest + sum(entry.size for entry in files) + FLOAT32.size(member.size)
+
+
 class RunServer:
     """A run on a host, within a running event loop. ``serve.running`` makes one whose host
     listens."""
@@ -84,7 +93,7 @@ class RunServer:
     def __init__(self, run: Run, host: Host) -> None:
         self.run, self.engine, self.host = run, run.engine, host
         self.spool: Spool = run.store.blobs
-        self._served = host.serve_run(self, run.bundle, self.fail, self.name)
+        self._served = host.serve_run(self, run.members.bundles(), self.fail, self.name)
         self.gate = self._served.gate
         """Holds back what devices are told until it is stored."""
         self.models = ServedModels(run, host, self._served)
@@ -98,10 +107,8 @@ class RunServer:
         self.minutes = FleetMinutes(known)
         """What devices did in each minute, for the ledger and for whoever shows it."""
         run.observers.add(self.minutes)
-        files = run.bundle.manifest.files.values()
-        model = run.models.newest.model.nbytes
-        self.download = len(run.bundle.read(MANIFEST)) + sum(entry.size for entry in files) + model
-        self.upload = 2 * model
+        self.download = max(map(download_of, run.members.all))
+        self.upload = 2 * max(FLOAT32.size(member.size) for member in run.members.all)
         self.loop = asyncio.get_running_loop()
         self.clock = RunClock(self.loop.time)
         self.ended = False
@@ -194,8 +201,11 @@ class RunServer:
                 f"the device does only tasks signed with {' or '.join(check_in.trusts)}, and this "
                 "coordinator cannot"
             )
+        if why := self.run.members.policy.why_not(check_in):
+            return why
         version = agreed_version(check_in)
-        if self.run.bundle.manifest.buffers and version < SEPARATE_BUFFERS:
+        buffers = any(member.bundle.manifest.buffers for member in self.run.members.all)
+        if buffers and version < SEPARATE_BUFFERS:
             return (
                 "this run's model has buffers, such as BatchNorm's statistics, which version "
                 f"{SEPARATE_BUFFERS} of the protocol carries; the device speaks version {version}. "
@@ -226,6 +236,7 @@ class RunServer:
                 self._carry_out(self.engine.disconnect(device, now), now)
             return
         self._idle.discard(device)
+        self.run.members.policy.join(check_in)
         self.models.join(check_in)
         if self.run.selection is not None:
             self.run.selection.selection.stated[device] = stated_in(check_in)
@@ -251,6 +262,7 @@ class RunServer:
         self._idle.discard(device)
         for records in self.run.exchanges.values():
             records.leave(device)
+        self.run.members.policy.leave(device)
         self.models.leave(device)
         if self.run.selection is not None:
             self.run.selection.selection.stated.pop(device, None)
@@ -262,7 +274,9 @@ class RunServer:
         self._carry_out(self.engine.announce(device, report.task, report.round, now), now)
         exact = all(part.encoding == FLOAT32.name for part in report.parts)
         asked = self.run.plan.exact_parts if exact else self.run.plan.parts
-        check_parts(report, asked(self.run.bundle.manifest), self.elements_of)
+        member = self.run.members.of_task(report.task)
+        manifest = member.bundle.manifest
+        check_parts(report, asked(manifest), manifest.elements_of)
         epochs, secure = self.run.plan.local.epochs, self.run.tasks.secure
         if secure is not None:
             check_masked(report, secure, self.engine.round_of(report.task), epochs)
@@ -288,8 +302,8 @@ class RunServer:
             return self.engine.round_of(task)
         return 0
 
-    def elements_of(self, part: str) -> int:
-        return self.run.bundle.manifest.elements_of(part)
+    def elements_of(self, task: str, part: str) -> int:
+        return self.run.members.of_task(task).bundle.manifest.elements_of(part)
 
     def save_update(
         self, device: str, report: Report, spool: int, largest: Mapping[str, float]
@@ -477,15 +491,17 @@ class RunServer:
         self.host.uploads.forget_tasks(self.spool, unless={*self.engine.leases.values()})
 
     def _assign(self, lease: Assign) -> None:
-        run = self.run
+        run, device = self.run, lease.device
+        member = run.members.of_task(lease.task)
+        vectors = self.models.references(device, lease.version, member, run.plan.vectors)
         self.host.tell(
             lease.device,
             msgspec.structs.replace(
-                run.tasks.shared(lease.version),
+                run.tasks.shared(lease.version, member),
                 task=lease.task,
                 round=lease.round,
-                vectors=self.models.references(lease.device, lease.version, run.plan.vectors),
-                parts=self.models.parts_of(lease.device),
+                vectors=vectors,
+                parts=self.models.parts_of(device, member),
                 seed=lease.seed,
                 deadline=max(0.0, lease.deadline - self.clock.now()),
                 kept=run.tied_to(lease.device),
@@ -494,7 +510,12 @@ class RunServer:
         )
 
     def _ask(self, lease: Ask) -> None:
-        with_model = bool(EXCHANGE_KINDS[lease.kind].vectors)
+        bundle: str | None = None
+        vectors: tuple[VectorReference, ...] = ()
+        if EXCHANGE_KINDS[lease.kind].vectors:
+            member = self.run.members.of_device(lease.device)
+            bundle = member.bundle.sha256
+            vectors = self.models.references(lease.device, lease.version, member)
         self.host.tell(
             lease.device,
             Question(
@@ -503,8 +524,8 @@ class RunServer:
                 deadline=max(0.0, lease.deadline - self.clock.now()),
                 phase=lease.phase,
                 content=self.run.exchanges[lease.kind].content(lease),
-                bundle=self.run.bundle.sha256 if with_model else None,
-                vectors=self.models.references(lease.device, lease.version) if with_model else (),
+                bundle=bundle,
+                vectors=vectors,
             ),
         )
 

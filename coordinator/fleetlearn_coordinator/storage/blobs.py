@@ -37,6 +37,17 @@ class StoredBytes(Protocol):
         time. Raises OSError."""
 
 
+class BytesWithin:
+    """Stored bytes from one place of others on, such as a member's model within a family's."""
+
+    def __init__(self, content: StoredBytes, begin: int, size: int) -> None:
+        """``begin``, ``size``: in bytes, of ``content``."""
+        self._content, self._begin, self.size = content, begin, size
+
+    def read(self, begin: int, size: int) -> bytes:
+        return self._content.read(self._begin + begin, min(size, self.size - begin))
+
+
 class StoredModels(Protocol):
     """The models of one run, to be read in any process and any thread.
 

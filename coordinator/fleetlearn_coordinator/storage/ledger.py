@@ -51,6 +51,8 @@ class TaskGiven(NamedTuple):
     device: str
     version: int
     """Of the model that the task begins from."""
+    member: str | None = None
+    """Which of a family's models the task is for. None: the run has one model."""
 
 
 class TaskEnded(NamedTuple):
@@ -290,6 +292,8 @@ class SavedTask(NamedTuple):
     version: int | None
     """Of the model that it began from. None: an earlier version of this package gave it; its
     round's model."""
+    member: str | None = None
+    """As in ``TaskGiven``."""
 
 
 class SavedReport(NamedTuple):
@@ -308,6 +312,8 @@ class SavedReport(NamedTuple):
     """As in ``ReportAccepted``."""
     version: int | None
     """Of the model that its task began from. None: an earlier version of this package gave it."""
+    member: str | None = None
+    """As in ``TaskGiven``."""
 
 
 class SavedParticipations(NamedTuple):

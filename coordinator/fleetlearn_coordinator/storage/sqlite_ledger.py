@@ -45,7 +45,7 @@ from fleetlearn_coordinator.storage.stored_json import decode, read_json
 from fleetlearn_coordinator.storage.wal_check import check_wal
 
 DATABASE = "coordinator.sqlite3"
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 DEVICES = """
 CREATE TABLE devices(
@@ -91,7 +91,8 @@ CREATE TABLE tasks(
     state TEXT NOT NULL,                    -- assigned, accepted, or the cause of its end
     report BLOB, weight INTEGER,
     slot INTEGER,                           -- the spool file, while the update is in it alone
-    version INTEGER, staleness INTEGER,
+    version INTEGER, member TEXT,           -- of the model, and which of a family's
+    staleness INTEGER,
     norm REAL, trained_norm REAL            -- of the accepted update, where the plan needs them
 ) WITHOUT ROWID;
 CREATE INDEX tasks_of_round ON tasks(round);{DEVICES};{TIED};{ACTIVITY};{PARTICIPATIONS};
@@ -117,6 +118,7 @@ MIGRATIONS = {
     5: (ACTIVITY,),
     6: sqlite_exchanges.FROM_EVALUATIONS,
     7: (PARTICIPATIONS,),
+    8: ("ALTER TABLE tasks ADD COLUMN member TEXT",),
 }
 """Version of the tables -> what makes the next one of it."""
 
@@ -182,8 +184,8 @@ class SqliteLedger:
         match row:
             case TaskGiven():
                 execute(
-                    "INSERT INTO tasks(task, round, device, state, version) VALUES(?, ?, ?, "
-                    "'assigned', ?)",
+                    "INSERT INTO tasks(task, round, device, state, version, member) VALUES(?, ?, "
+                    "?, 'assigned', ?, ?)",
                     row,
                 )
             case TaskEnded(task, cause, counts_for):
@@ -348,7 +350,7 @@ class SqliteLedger:
         )
         tasks = self._db.execute(
             "SELECT task, device, version, round, state, report, weight, slot, staleness, norm, "
-            f"trained_norm FROM tasks WHERE {which} ORDER BY version, task",
+            f"trained_norm, member FROM tasks WHERE {which} ORDER BY version, task",
             (first,) if lost_since is None else (first, lost_since),
         )
         for (
@@ -363,9 +365,10 @@ class SqliteLedger:
             staleness,
             norm,
             trained,
+            member,
         ) in tasks:
             if state == "assigned":
-                found.leases.append(SavedTask(task, device, version))
+                found.leases.append(SavedTask(task, device, version, member))
             elif state == "accepted":
                 report = read_json(read_report, content, f"{self.path}: the report of {task}")
                 norms = None if norm is None else (norm, trained)
@@ -380,10 +383,11 @@ class SqliteLedger:
                         round,
                         norms,
                         version,
+                        member,
                     )
                 )
             elif round >= first:
                 found.dropped.append((task, device, state))
             if state == "lost" and lost_since is not None:
-                found.lost.append(SavedTask(task, device, version))
+                found.lost.append(SavedTask(task, device, version, member))
         return found

@@ -407,7 +407,8 @@ def open_store(
     any_thread: bool = False,
 ) -> Store:
     """Open and lock a run's storage, which is made if it does not exist. ``place``: as for
-    ``find_storage``. ``bundle`` is the SHA-256 of the run's bundle. ``uploads``, ``kept``: as for
+    ``find_storage``. ``bundle`` is the SHA-256 of the run's bundle, or what names those of a
+    family. ``uploads``, ``kept``: as for
     ``most_spool_files``. ``any_thread``: as for ``RunStorage.open_ledger``.
 
     Raises StoreError: locked, another bundle's, made by a newer version, or its ledger is lost.

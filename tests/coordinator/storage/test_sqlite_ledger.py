@@ -82,10 +82,10 @@ def test_a_full_database_is_named_as_such(tmp_path: Path) -> None:
 
 
 def test_a_newer_database_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_ledger, "SCHEMA_VERSION", 9)
+    monkeypatch.setattr(sqlite_ledger, "SCHEMA_VERSION", 10)
     open_ledger(tmp_path).close()
     monkeypatch.undo()
-    with pytest.raises(StoreError, match="version 9; this fleetlearn reads version 8"):
+    with pytest.raises(StoreError, match="version 10; this fleetlearn reads version 9"):
         open_ledger(tmp_path)
 
 

@@ -21,6 +21,7 @@ from fleetlearn_coordinator.storage.ledger import (
     ReportAccepted,
     RoundClosed,
     RoundOpened,
+    SavedTask,
     TaskEnded,
     TaskGiven,
     Unfinished,
@@ -99,7 +100,7 @@ def test_an_open_round_is_found_again(place: Path, count: int, durable: str) -> 
     kept.close()
     opened, found = recover(open_store(place, BUNDLE))
     assert opened.round == 1
-    assert opened.leases == [("t1-x", "x", 0)]
+    assert opened.leases == [SavedTask("t1-x", "x", 0)]
     assert opened.dropped == [("t1-y", "y", "lost")]
     assert len(opened.reports) == count
     np.testing.assert_array_equal(exact_mean.mean(found), exact_mean.mean(total))

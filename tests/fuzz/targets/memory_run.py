@@ -4,6 +4,7 @@ must hold of them."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -207,7 +208,7 @@ class Room(EnginePort):
         check_parts(
             report,
             dict.fromkeys(self._asked, "float32") if exact else self._asked,
-            self.elements_of,
+            partial(self.elements_of, report.task),
         )
         if self._secure is not None:
             check_masked(report, self._secure, self.engine.round_of(report.task), 1)

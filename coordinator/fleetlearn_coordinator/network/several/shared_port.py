@@ -48,8 +48,8 @@ class SharedPort:
     def spool(self) -> Spool:
         return self._serves().port.spool
 
-    def elements_of(self, part: str) -> int:
-        return self._serves().port.elements_of(part)
+    def elements_of(self, task: str, part: str) -> int:
+        return self._serves().port.elements_of(task, part)
 
     def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
         raise AssertionError("the host admits")

@@ -102,14 +102,16 @@ class Older(NamedTuple):
 
 
 class Contents:
-    """What can be fetched, by SHA-256: the bundle's files, the newest vectors (the model, and what
-    belongs to it), and older ones that tasks began from."""
+    """What can be fetched, by SHA-256: the files of the run's bundles, the newest vectors (the
+    model, and what belongs to it), and older ones that tasks began from."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        self._files = {bundle.sha256: MANIFEST} | {
-            entry.sha256: path for path, entry in bundle.manifest.files.items()
-        }
-        self._bundle = bundle
+    def __init__(self, *bundles: Bundle) -> None:
+        self._files = dict[str, tuple[Bundle, str]]()
+        """SHA-256 of a file -> its bundle, and its path there."""
+        for bundle in bundles:
+            self._files[bundle.sha256] = bundle, MANIFEST
+            for path, entry in bundle.manifest.files.items():
+                self._files[entry.sha256] = bundle, path
         self._contents: dict[str, FramedContent | StoredContent] = {}
         self._newest: set[str] = set()
         self._older: set[str] = set()
@@ -147,7 +149,7 @@ class Contents:
         """Return the content with this hash. Raises ProtocolError (unknown-content,
         wrong-offset)."""
         if sha256 not in self._contents and sha256 in self._files:
-            self._add_file(sha256, self._files[sha256])
+            self._add_file(sha256, *self._files[sha256])
         content = self._contents.get(sha256)
         if content is None:
             raise ProtocolError(
@@ -160,17 +162,13 @@ class Contents:
             )
         return content
 
-    def _add_file(self, sha256: str, file: str) -> None:
-        if (
-            file == MANIFEST
-            or self._bundle.manifest.file(file).size < LARGE
-            or not self._bundle.path.is_dir()
-        ):
-            self._add(sha256, self._bundle.read(file))
+    def _add_file(self, sha256: str, bundle: Bundle, file: str) -> None:
+        if file == MANIFEST or bundle.manifest.file(file).size < LARGE or not bundle.path.is_dir():
+            self._add(sha256, bundle.read(file))
             return
-        self._bundle.check(file)
+        bundle.check(file)
         self._count += 1
-        self._contents[sha256] = StoredContent(self._count, FileBytes(self._bundle.path / file))
+        self._contents[sha256] = StoredContent(self._count, FileBytes(bundle.path / file))
 
     def _add(self, sha256: str, content: Buffer) -> None:
         self._count += 1

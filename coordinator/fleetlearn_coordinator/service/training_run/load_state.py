@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.messages import CONTROL
 from fleetlearn_protocol.vector import digest
 
-from fleetlearn_coordinator.aggregation.model_state import ModelState, make_state
-from fleetlearn_coordinator.aggregation.round_rules import RoundRules
+from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.training_run.algorithm_change import (
     begin_algorithm,
     devices_factor,
 )
+from fleetlearn_coordinator.service.training_run.members import Members
 from fleetlearn_coordinator.service.training_run.saved_privacy import load_privacy, take_buffers
 from fleetlearn_coordinator.service.training_run.saved_tied_sum import load_tied_sum
 from fleetlearn_coordinator.service.training_run.written_model import write_model
@@ -23,14 +22,15 @@ from fleetlearn_coordinator.storage.store import Store
 
 
 def load_or_begin(
-    plan: Plan, rules: RoundRules, bundle: Bundle, store: Store, wall: float, log: RunLog
+    plan: Plan, members: Members, store: Store, wall: float, log: RunLog
 ) -> ModelState:
-    """Return the state at the newest model. A new run begins with the bundle's parameters. What
+    """Return the state at the newest model. A new run begins with the bundles' parameters. What
     goes with another algorithm or another server optimizer than the plan's begins from the
     beginning. ``wall``: Unix time. Raises StoreError (missing, damaged)."""
+    rules = members.all[0].rules  # what is asked of them here is the same for all members
     found = store.load_model()
     if found is None:
-        begin(plan, rules, bundle, store, wall)
+        begin(plan, members, store, wall)
         found = store.load_model()
     assert found is not None
     version, model, state = found
@@ -55,8 +55,7 @@ def load_or_begin(
         vectors = {key: vector * np.float32(factor) for key, vector in vectors.items()}
         if name == "feddyn":
             state = {key: vector * np.float32(factor) for key, vector in state.items()}
-    return make_state(
-        rules,
+    return members.rules.make_state(
         store.ledger.last_committed(),
         version=version,
         model=model,
@@ -67,12 +66,11 @@ def load_or_begin(
     )
 
 
-def begin(plan: Plan, rules: RoundRules, bundle: Bundle, store: Store, wall: float) -> None:
+def begin(plan: Plan, members: Members, store: Store, wall: float) -> None:
     """Write the model that a new run begins with."""
-    model = bundle.parameters()[: bundle.manifest.size].copy()  # not what is personal
+    rules, model = members.all[0].rules, members.first_model()
     privacy, first_rows = load_privacy(rules.privacy, store.ledger, model.size, {})
-    first = make_state(
-        rules,
+    first = members.rules.make_state(
         None,
         version=0,
         model=model,

@@ -46,6 +46,10 @@ def take_up_rounds(
     report. Raises StoreError (damaged)."""
     with store.repair_advice():
         found = store.ledger.unfinished(oldest)
+        for task in (*found.leases, *found.lost):
+            reports.members.take_back(task.task, task.member)
+        for report in found.reports:
+            reports.members.take_back(report.task, report.member)
         open_now = [row for row in found.reports if row.round == found.round]
         later = [row for row in found.reports if row.round != found.round]
         later.sort(key=lambda row: row.round)
@@ -69,9 +73,9 @@ def take_up_rounds(
     accepted = [] if given_up else [(row.task, row.device) for row in open_now]
     early = [(row.task, row.device) for row in later]
     closed = found.round is not None and is_closed(found.round)
-    restored = Restored(
-        found.round, found.leases, accepted, found.dropped, found.lost, early, closed
-    )
+    leases = [(row.task, row.device, row.version) for row in found.leases]
+    lost = [(row.task, row.device, row.version) for row in found.lost]
+    restored = Restored(found.round, leases, accepted, found.dropped, lost, early, closed)
     return Unended(restored, abandoned)
 
 

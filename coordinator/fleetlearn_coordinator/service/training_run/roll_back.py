@@ -22,9 +22,9 @@ import numpy as np
 from fleetlearn_protocol.encodings import RESIDUAL
 from fleetlearn_protocol.errors import Code
 
-from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.service.run_log import RunLog
+from fleetlearn_coordinator.service.training_run.members import Members
 from fleetlearn_coordinator.service.training_run.run_models import RunModels
 from fleetlearn_coordinator.service.training_run.written_model import WrittenModel, write_model
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
@@ -87,9 +87,9 @@ class RollBacks:
     """What people ask of one run, and how it is done."""
 
     def __init__(
-        self, plan: Plan, rules: RoundRules, store: Store, models: RunModels, log: RunLog
+        self, plan: Plan, members: Members, store: Store, models: RunModels, log: RunLog
     ) -> None:
-        self._plan, self._rules, self._store, self._models = plan, rules, store, models
+        self._plan, self._members, self._store, self._models = plan, members, store, models
         self._requests, self._log = store.storage.requests, log
         self._asked: tuple[RollBack, float] | None = None
         """What was asked for and is not done, and when it was found (Unix time)."""
@@ -175,7 +175,8 @@ class RollBacks:
     def restore(self, work: RollBackWork) -> RestoredModel | StoreError:
         """Write the earlier model as the next version, in any thread. Returns why that cannot
         be."""
-        optimizer, known = self._rules.optimizer, work.known
+        rules, known = self._members.all[0].rules, work.known
+        optimizer = rules.optimizer
         try:
             model, before = self._store.load_version(known)
             slots = optimizer.init(model)
@@ -189,7 +190,8 @@ class RollBacks:
                 optimizer_state=slots,
                 vectors={name: np.zeros_like(model) for name in self._plan.vectors},
             )
-            rows = write_model(self._rules, self._store, work.made, state)
+            state = self._members.rules.cut(state)
+            rows = write_model(rules, self._store, work.made, state)
         except StoreError as error:
             return error
         forms = self._models.make_forms(model, work.bases)

@@ -8,18 +8,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from fleetlearn_protocol.encodings import find_encoding
-from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import BUFFERS, UPDATE, Report
 
+from fleetlearn_coordinator.aggregation.family_round import FamilyRound
 from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.reports import ReportColumns, columns_of
-from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, Norms
 from fleetlearn_coordinator.aggregation.weighing.weighing import reported_of
+from fleetlearn_coordinator.service.training_run.members import Members, RunMember
 from fleetlearn_coordinator.service.training_run.spooled_update import spooled_parts
 from fleetlearn_coordinator.storage.ledger import SavedReport
 from fleetlearn_coordinator.storage.store import Store
@@ -40,24 +40,28 @@ class SpooledReport(NamedTuple):
         return self.report.task
 
 
+AnyRound: TypeAlias = OpenRound | FamilyRound
+
+
 class RoundReports:
     """What a run has of the open round so far. Between rounds it has none of the next one's."""
 
-    def __init__(
-        self, rules: RoundRules, manifest: Manifest, store: Store, newest: ModelState
-    ) -> None:
-        self.rules, self._store = rules, store
-        parts = [*rules.aggregators, *((BUFFERS,) if rules.buffers else ())]
-        self._elements = {part: manifest.elements_of(part) for part in parts}
-        """Part of a report -> its elements."""
-        self._metrics = manifest.metrics
-        self.round = OpenRound(rules, newest)
+    def __init__(self, members: Members, store: Store, newest: ModelState) -> None:
+        self.members, self._store = members, store
+        self.rules = members.all[0].rules
+        """Those of the first member. What is asked of them is the same for all of them."""
+        self._elements = [_elements_of(member) for member in members.all]
+        """For each member: part of a report -> its elements."""
+        self._metrics = members.all[0].bundle.manifest.metrics
+        self.round = members.rules.open_round(newest)
         """The accepted reports and their sums, except for reports that are still to be added."""
         self.tied: dict[str, str] = {}
         """Device -> the last of its tasks with an accepted report."""
         self.counted: dict[str, SpooledReport] = {}
-        """Task -> its report that counts, where updates are masked: each may have to be taken off
-        the sum again."""
+        """Task -> its report that counts, where updates are masked, since each may have to be taken
+        off the sum again, or where a refiner needs each."""
+        self.refined = False
+        """Whether the averaged models are refined by something that needs each update."""
         self._to_add: deque[SpooledReport] = deque()
         self._to_subtract: deque[SpooledReport] = deque()
         self._early: deque[tuple[int, SpooledReport]] = deque()
@@ -66,7 +70,13 @@ class RoundReports:
     @property
     def keeps_updates(self) -> bool:
         """Whether each update itself may be needed at the round's end."""
-        return self.rules.aggregators[UPDATE].keeps_updates or self.rules.secure is not None
+        keeps = self.rules.aggregators[UPDATE].keeps_updates or self.rules.secure is not None
+        return keeps or self.refined
+
+    @property
+    def _remembers(self) -> bool:
+        """Whether the reports that count are remembered, beside their sum."""
+        return self.rules.secure is not None or self.refined
 
     def receive(
         self,
@@ -81,7 +91,8 @@ class RoundReports:
         """Return the report, checked and weighed. ``version``: of the model that its task began
         from. Raises ProtocolError (not-finite, out-of-range, norm-too-large) if it must be
         refused."""
-        columns = self._columns(report, spool_file, largest, weight, staleness)
+        member = self.members.of_task(report.task)
+        columns = self._columns(report, spool_file, largest, weight, staleness, member)
         accepted, refusal = self.round.receive(columns)
         if refusal is not None:
             raise refusal.error
@@ -94,9 +105,11 @@ class RoundReports:
         largest: Mapping[str, float],
         weight: int,
         staleness: int,
+        member: RunMember,
     ) -> ReportColumns:
-        parts = spooled_parts(self._store.blobs, spool_file, report, self._elements)
-        return columns_of(report, self._metrics, weight, largest, parts, staleness)
+        elements = self._elements[member.number]
+        parts = spooled_parts(self._store.blobs, spool_file, report, elements)
+        return columns_of(report, self._metrics, weight, largest, parts, staleness, member.number)
 
     def accept(self, report: SpooledReport) -> None:
         """The report counts for the open round. ``next_to_add`` adds its parts."""
@@ -105,7 +118,7 @@ class RoundReports:
 
     def _count(self, report: SpooledReport) -> None:
         self.round.accept(report.columns)
-        if self.rules.secure is not None:
+        if self._remembers:
             self.counted[report.task] = report
         if self._is_tied(report.task):
             self.tied[report.device] = report.task
@@ -140,7 +153,7 @@ class RoundReports:
         self._to_subtract.clear()
         self.counted = {}
         self.tied = {}
-        self.round = OpenRound(self.rules, newest)
+        self.round = self.members.rules.open_round(newest)
 
     def forget_early(self) -> None:
         """No report counts any more that came before its round."""
@@ -154,6 +167,7 @@ class RoundReports:
         """The masked updates of these tasks, which count for the closed round, count no more.
         ``next_to_add`` takes them off the sum."""
         self._to_subtract.extend(self.counted.pop(task) for task in tasks)
+        assert isinstance(self.round, OpenRound), "updates are left out of one model's round alone"
         self.round = self.round.without(report.columns for report in self.counted.values())
 
     def next_to_add(self) -> Callable[[], None] | None:
@@ -168,8 +182,8 @@ class RoundReports:
 
     def _do_if_wanted(
         self,
-        step: Callable[[OpenRound, SpooledReport], None],
-        round: OpenRound,
+        step: Callable[[AnyRound, SpooledReport], None],
+        round: AnyRound,
         report: SpooledReport,
     ) -> None:
         """Change the sums. If the round ends meanwhile, the file may be another upload's: then what
@@ -180,10 +194,11 @@ class RoundReports:
             if round.sums is self.round.sums:
                 raise
 
-    def _subtract(self, round: OpenRound, report: SpooledReport) -> None:
+    def _subtract(self, round: AnyRound, report: SpooledReport) -> None:
+        assert isinstance(round, OpenRound), "updates are left out of one model's round alone"
         round.subtract(report.columns)
 
-    def _add(self, round: OpenRound, report: SpooledReport) -> None:
+    def _add(self, round: AnyRound, report: SpooledReport) -> None:
         columns = report.columns
         if not self._is_tied(report.task):
             # The task began before c began again from zeros: the device reports a change of a c_k
@@ -206,7 +221,7 @@ class RoundReports:
             if row.spool_file is not None:
                 report = self._take_back(row)
                 self._add(self.round, report)
-                if self.rules.secure is not None:
+                if self._remembers:
                     self.counted[row.task] = report
 
     def load_early(self, row: SavedReport) -> None:
@@ -216,22 +231,29 @@ class RoundReports:
     def count_again(self, reports: Iterable[SavedReport]) -> None:
         """These reports count for the open round; their parts are in the sums."""
         for row in sorted(reports, key=lambda row: given_in_order(row.task)):
-            columns = columns_of(row.report, self._metrics, row.weight, {}, {}, row.staleness)
+            number = self.members.of_task(row.task).number
+            columns = columns_of(
+                row.report, self._metrics, row.weight, {}, {}, row.staleness, number
+            )
             self._count(self.counted.get(row.task) or self._weighed_before(row, columns))
 
     def _take_back(self, row: SavedReport, early: int | None = None) -> SpooledReport:
         """Return a report that an earlier process accepted. ``early``: the later round that it
         counts for. Raises StoreError (damaged)."""
         assert row.spool_file is not None
-        self._check_parts(row.report)
+        member = self.members.of_task(row.task)
+        own = self._elements[member.number]
+        self._check_parts(row.report, own)
         content = memoryview(self._store.take_back_update(row, early=early))
         begin, largest = 0, {}
         for part in row.report.parts:
             encoding = find_encoding(part.encoding)
-            elements = encoding.elements(self._elements[part.name])
+            elements = encoding.elements(own[part.name])
             largest[part.name] = encoding.check(content[begin : begin + part.size], elements)
             begin += part.size
-        columns = self._columns(row.report, row.spool_file, largest, row.weight, row.staleness)
+        columns = self._columns(
+            row.report, row.spool_file, largest, row.weight, row.staleness, member
+        )
         return self._weighed_before(row, columns)
 
     def _weighed_before(self, row: SavedReport, columns: ReportColumns) -> SpooledReport:
@@ -249,16 +271,23 @@ class RoundReports:
         columns = replace(columns, weighed=weighed)
         return SpooledReport(row.device, row.report, row.version, columns)
 
-    def _check_parts(self, report: Report) -> None:
+    def _check_parts(self, report: Report, needed: Mapping[str, int]) -> None:
         """Raise ValueError if an earlier version accepted the report, and it lacks a part that is
         needed now."""
         given = [part.name for part in report.parts]
-        if {*given} != self._elements.keys():
+        if {*given} != needed.keys():
             raise ValueError(
                 f"the report of task {report.task} has the parts {', '.join(given)}; this version "
-                f"needs {', '.join(self._elements)}. It was accepted by an earlier version of "
+                f"needs {', '.join(needed)}. It was accepted by an earlier version of "
                 "fleetlearn, or under another plan"
             )
+
+
+def _elements_of(member: RunMember) -> dict[str, int]:
+    """Return the elements of each part of the reports of a member's tasks."""
+    rules, manifest = member.rules, member.bundle.manifest
+    parts = [*rules.aggregators, *((BUFFERS,) if rules.buffers else ())]
+    return {part: manifest.elements_of(part) for part in parts}
 
 
 def given_in_order(task: str) -> tuple[int, int]:

@@ -6,12 +6,14 @@ time. Its end, in the thread of all other calls, writes the rows with which it c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from fleetlearn_protocol.secure.fixed_point import Words
+from fleetlearn_protocol.vector import Vector
 
+from fleetlearn_coordinator.aggregation.open_round import CommittedRound
 from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import Command
@@ -27,9 +29,13 @@ from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.training_run.kept_models import KeptModels
 from fleetlearn_coordinator.service.training_run.participations import participation_rows
 from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget
+from fleetlearn_coordinator.service.training_run.refining import AveragedRound, Refiner
 from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
 from fleetlearn_coordinator.service.training_run.roll_back import RestoredModel, RollBacks
-from fleetlearn_coordinator.service.training_run.round_reports import RoundReports
+from fleetlearn_coordinator.service.training_run.round_reports import (
+    RoundReports,
+    given_in_order,
+)
 from fleetlearn_coordinator.service.training_run.run_models import RunModels
 from fleetlearn_coordinator.service.training_run.written_model import (
     ModelWriter,
@@ -85,10 +91,26 @@ class RoundWork:
         self.held_out: HeldOut | None = None
         """What measures the models on held-out data, if the plan names some."""
         asked_for = roll_backs.versions_asked_for
-        self._writer = ModelWriter(reports.rules, store, models, asked_for)
+        self._writer = ModelWriter(reports.members, store, models, asked_for)
         self.kept = KeptModels(plan, store.blobs.model_versions())
         self._to_commit: Callable[[], WrittenRound | NotUnmasked] | None = None
         """The work of the commit that was decided and has not begun."""
+        self._refiner: Refiner | None = None
+        self._to_average: RoundToCommit | None = None
+        """The round that was closed and is to be averaged, where a refiner has its models next."""
+        self._averaged: tuple[RoundToCommit, CommittedRound] | None = None
+        """The round whose models the refiner has."""
+
+    @property
+    def refiner(self) -> Refiner | None:
+        """What changes the averaged models before they are written. To be set before the run
+        resumes. None: nothing does."""
+        return self._refiner
+
+    @refiner.setter
+    def refiner(self, refiner: Refiner | None) -> None:
+        self._refiner = refiner
+        self.reports.refined = refiner is not None and refiner.keeps_updates
 
     def next_work(self) -> BackgroundWork | None:
         """Return what is to be done next, or None: roll back, if somebody asked for it; add an
@@ -99,6 +121,10 @@ class RoundWork:
             return BackgroundWork(restore, partial(self._end_roll_back, roll_back.request))
         if (add := self.reports.next_to_add()) is not None:
             return BackgroundWork(add, lambda added, now: [])
+        if self._to_average is not None:
+            decided, self._to_average = self._to_average, None
+            average = partial(self._writer.average, decided, self.reports.round)
+            return BackgroundWork(average, partial(self._end_average, decided))
         # The model before must count first: making this one drops older ones.
         if self._to_commit is not None and self.store.may_replace_bytes:
             make, self._to_commit = self._to_commit, None
@@ -155,7 +181,46 @@ class RoundWork:
         decided = RoundToCommit(
             number, summary, now.wall, base, bases, dropped, tied, account, masks
         )
-        self._to_commit = partial(self._writer.commit, decided, self.reports.round)
+        if self._refiner is None:
+            self._to_commit = partial(self._writer.commit, decided, self.reports.round)
+        else:
+            self._to_average = decided
+
+    def _end_average(
+        self, decided: RoundToCommit, averaged: CommittedRound | NotUnmasked, now: Clocks
+    ) -> list[Command]:
+        """Let the refiner have the averaged models. Returns the engine's next commands, as
+        ``record`` does."""
+        if isinstance(averaged, NotUnmasked):
+            return self._end_commit(averaged, now)
+        assert self._refiner is not None
+        rules = self.reports.members.rules
+        counted = self.reports.counted
+        updates = [counted[task] for task in sorted(counted, key=given_in_order)]
+        self._averaged = decided, averaged
+        self.engine.waits_on = self._refiner.waits_on
+        self._refiner.begin(
+            AveragedRound(
+                decided.number,
+                averaged.state.version,
+                rules.models_of(self.reports.round.state.model),
+                rules.models_of(averaged.state.model),
+                updates,
+            )
+        )
+        return []
+
+    def refined(self, number: int, models: Mapping[str, Vector]) -> None:
+        """The round of this number is to have these models, by their members' names, in the place
+        of the averaged ones. Members that are not named keep theirs. The caller has the next work
+        done. Changes nothing where no such round waits."""
+        if self._averaged is None or self._averaged[0].number != number:
+            return
+        (decided, averaged), self._averaged = self._averaged, None
+        self.engine.waits_on = ""
+        before = self.reports.round.state
+        write = self._writer.write_refined
+        self._to_commit = partial(write, decided, averaged, before, models)
 
     def _end_commit(self, new: WrittenRound | NotUnmasked, now: Clocks) -> list[Command]:
         """Write the rows with which the new model and its optimizer's state become valid and the
@@ -196,7 +261,7 @@ class RoundWork:
         if isinstance(new, StoreError):
             self.roll_backs.refuse(request, new.text)
             return []
-        self._to_commit = None
+        self.forget()
         rows = self.roll_backs.rows_of(request, new)
         self.budget.give_up(self.engine.round, self.engine)
         heard = self.record(self.engine.roll_back(), now, rows)
@@ -212,4 +277,6 @@ class RoundWork:
 
     def forget(self) -> None:
         """Do not make the model of the round that is closed."""
-        self._to_commit = None
+        self._to_commit = self._to_average = self._averaged = None
+        if self._refiner is not None:
+            self._refiner.forget()

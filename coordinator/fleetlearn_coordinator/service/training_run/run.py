@@ -58,6 +58,7 @@ from fleetlearn_coordinator.service.training_run.exchange_records import Exchang
 from fleetlearn_coordinator.service.training_run.finish import finish_rows, met_before
 from fleetlearn_coordinator.service.training_run.load_state import load_or_begin
 from fleetlearn_coordinator.service.training_run.mask_sum import MaskSums, helper_address
+from fleetlearn_coordinator.service.training_run.members import Members, open_bundles
 from fleetlearn_coordinator.service.training_run.participations import take_up_participations
 from fleetlearn_coordinator.service.training_run.plan_changes import look_at_plan
 from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget, summary_of
@@ -110,27 +111,27 @@ class Run:
         now: Clocks,
         heartbeat: float,
         log: RunLog | None = None,
+        bundles: Mapping[str, Bundle] | None = None,
     ) -> None:
         """``heartbeat``: seconds between a device's signs of life. ``log``: what names the run, one
-        of several."""
+        of several. ``bundles``: as ``open_bundles`` returned them; None: they are opened here."""
         self.plan, self.bundle, self.store, self.log = plan, bundle, store, log or RunLog()
         self.observers = Observers(store.when_safe)
         """Who is told what happens."""
         self.observers.add(EventLog(self.log, plan))
-        plan.check_against(bundle.manifest)
-        hyper = plan.hyper(bundle.manifest)
+        self.members = members = Members(plan, bundles or open_bundles(plan, bundle))
         for remark in plan.remarks(bundle.manifest):
             self.log.warning("%s", remark)
         changes, row = look_at_plan(plan, store.ledger)
         if changes:
             text = "the plan has changed since the run was served last: %s"
             self.log.info(text, "; ".join(changes))
-        rules = plan.round_rules(bundle.manifest)
+        rules = members.all[0].rules  # a family has neither [privacy] nor [secure]
         self.budget = PrivateBudget(plan, rules.privacy, store, now.wall, self.log)
-        newest = load_or_begin(plan, rules, bundle, store, now.wall, self.log)
-        self.models = RunModels(plan, hyper, store, newest)
-        self.reports = RoundReports(rules, bundle.manifest, store, newest)
-        self.roll_backs = RollBacks(plan, rules, store, self.models, self.log)
+        newest = load_or_begin(plan, members, store, now.wall, self.log)
+        self.models = RunModels(plan, members, store, newest)
+        self.reports = RoundReports(members, store, newest)
+        self.roll_backs = RollBacks(plan, members, store, self.models, self.log)
         self._weights = plan.update_weights()
         for number, device in store.ledger.accepted_updates() if self._weights.rates else ():
             self._weights.count(number, [device])
@@ -144,11 +145,11 @@ class Run:
             round=store.ledger.last_round(),
             releases=self.budget.rounds,
         )
-        self.tasks = RunTasks(plan, rules, bundle, self.engine.prefix, self.models, self.budget)
+        self.tasks = RunTasks(plan, members, self.engine.prefix, self.models, self.budget)
         """What all tasks say alike."""
         participations = take_up_participations(
             rules,
-            self.tasks.shared(newest.version),
+            self.tasks.shared(newest.version, members.all[0]),
             self.budget.account,
             self.engine,
             store.ledger,
@@ -372,7 +373,8 @@ class Run:
                     heard.append(command)
                 case Assign(device, task, number, again=again, version=version):
                     if not again:
-                        rows.append(TaskGiven(task, number, device, version))
+                        member = self.members.give(device, task).name or None
+                        rows.append(TaskGiven(task, number, device, version, member))
                         if self.selection is not None:
                             rows += self.selection.given(device, task, now.engine)
                     heard.append(command)
@@ -413,7 +415,8 @@ class Run:
         if (pairwise := self.pairwise) is not None:
             version = self.engine.version
             model = self.models.sent_digest(version)
-            task = pairwise.task_of(self.tasks.shared(version), model)
+            (only,) = self.members.all
+            task = pairwise.task_of(self.tasks.shared(version, only), model)
             words = self.bundle.manifest.elements_of(UPDATE) + 1  # the weight is the last one
             masks = partial(pairwise.masks, task, words, self.log)
         self._make_model(command, masks, now)
@@ -437,6 +440,9 @@ class Run:
 
     def _open(self, number: int, now: Clocks) -> Row:
         self._opened = now.engine
+        if self.members.is_family:
+            book = self.engine.book
+            self.members.keep({*book.tasks.values(), *book.lost, *book.early})
         self.reports.begin(number)
         return RoundOpened(number, now.wall)
 

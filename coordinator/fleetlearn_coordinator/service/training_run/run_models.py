@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 from fleetlearn_protocol.encodings import FLOAT16
@@ -14,6 +15,7 @@ from fleetlearn_coordinator.aggregation import adaptive_mu
 from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.sent_models import Forms, half_of, make_forms
 from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.service.training_run.members import Members, RunMember
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.store import Store
 
@@ -24,14 +26,14 @@ DELTA_BASES = 2
 class RunModels:
     """The newest model of a run, and the digests of earlier ones."""
 
-    def __init__(
-        self, plan: Plan, hyper: dict[str, float], store: Store, newest: ModelState
-    ) -> None:
-        """``hyper``: the values that tasks have, except for a mu that follows the loss."""
-        self._plan, self._hyper, self._store = plan, hyper, store
+    def __init__(self, plan: Plan, members: Members, store: Store, newest: ModelState) -> None:
+        self._plan, self._members, self._store = plan, members, store
         self.newest = newest
         self.forms = self.make_forms(newest.model, self.bases_of(newest.version))
-        """In which the newest model travels beside float32."""
+        """In which each member's newest model travels beside float32."""
+        self._of_members: dict[int, Mapping[str, str]] = {}
+        """Version -> SHA-256 of each member's model, by name, for some versions of a family from
+        the oldest in use on."""
         self._beside: dict[int, Mapping[str, str]] = {}
         """Version -> SHA-256 of the vectors beside its model, by name, for some versions from the
         oldest in use on."""
@@ -44,10 +46,12 @@ class RunModels:
             # Tasks that an earlier process gave may begin from any of these versions.
             most = (plan.staleness.max or 0) + 1
             for made, summary in store.ledger.committed_rounds(most):
-                self._mu[made] = adaptive_mu.state_after(summary, hyper["mu"]).mu
+                first = members.all[0].hyper["mu"]
+                self._mu[made] = adaptive_mu.state_after(summary, first).mu
 
     def digest_of(self, version: int) -> str:
-        """Return the SHA-256 of a version's model."""
+        """Return the SHA-256 of a version's model: of a family, of all members' vectors
+        together."""
         if version == self.newest.version:
             return self.newest.digest
         made = self._store.model_made(version)
@@ -60,21 +64,39 @@ class RunModels:
         if self._plan.encoding.down != FLOAT16.name:
             return self.digest_of(version)
         if version == self.newest.version:
-            return self.forms.half or self.newest.digest
+            return self.forms[0].half or self.newest.digest
         if version not in self._half:
             half = half_of(self.load_model(version))
             self._half[version] = self.digest_of(version) if half is None else digest(half)
         return self._half[version]
 
-    def digests_of(self, version: int, beside: Collection[str]) -> dict[str, str]:
-        """Return the SHA-256 of a version's model and of the vectors ``beside`` it, by name. Of a
-        version that has no such vector, because the algorithm was another one then or its file is
-        gone, the newest vector's."""
+    def member_digest(self, version: int, member: RunMember) -> str:
+        """Return the SHA-256 of a member's model. Raises StoreError where it has to be read, and is
+        missing or damaged."""
+        if not self._members.is_family:
+            return self.digest_of(version)
+        if version == self.newest.version:
+            return self.newest.members[member.number].digest
+        if version not in self._of_members:
+            models = self._members.rules.models_of(self.load_model(version))
+            self._of_members[version] = {name: digest(each) for name, each in models.items()}
+        return self._of_members[version][member.name]
+
+    def member_state(self, member: RunMember) -> ModelState:
+        """Return the state at a member's newest model."""
+        return self._members.states_of(self.newest)[member.number]
+
+    def digests_of(
+        self, version: int, beside: Collection[str], member: RunMember
+    ) -> dict[str, str]:
+        """Return the SHA-256 of a member's model of this version and of the vectors ``beside`` it,
+        by name. Of a version that has no such vector, because the algorithm was another one then or
+        its file is gone, the newest vector's. Raises as ``member_digest`` does."""
         newest = self.newest.vector_digests
         in_file = beside and version != self.newest.version
         older = self._in_file(version) if in_file else {}
         vectors = {name: older.get(name, newest[name]) for name in beside}
-        return {MODEL: self.digest_of(version), **vectors}
+        return {MODEL: self.member_digest(version, member), **vectors}
 
     def _in_file(self, version: int) -> Mapping[str, str]:
         """Return the SHA-256 of the vectors beside an older model, by name, as far as its file is
@@ -93,26 +115,32 @@ class RunModels:
             return self.newest.model
         return self._store.load_parameters(version, self.digest_of(version))
 
-    def hyper_of(self, version: int) -> dict[str, float]:
-        """Return the hyper-parameters of the tasks that begin from this version of the model."""
+    def hyper_of(self, version: int, member: RunMember) -> dict[str, float]:
+        """Return the hyper-parameters of the tasks that begin from this version of a member."""
+        hyper = member.hyper
         if not self._plan.local.adaptive_mu:
-            return self._hyper
+            return hyper
         if version == self.newest.version:
-            return {**self._hyper, "mu": self.newest.mu.mu}
+            return {**hyper, "mu": self.newest.mu.mu}
         before = [made for made in self._mu if made <= version]
-        mu = self._mu[max(before)] if before else self._hyper["mu"]
-        return {**self._hyper, "mu": mu}
+        mu = self._mu[max(before)] if before else hyper["mu"]
+        return {**hyper, "mu": mu}
 
-    def begin_version(self, newest: ModelState, forms: Forms, oldest: int | None) -> None:
+    def begin_version(self, newest: ModelState, forms: Sequence[Forms], oldest: int | None) -> None:
         """This model becomes the newest. ``oldest``: the oldest version that is in use; None: none
         of the earlier ones is."""
-        self.newest, self.forms = newest, forms
+        self.newest, self.forms = newest, [*forms]
         if self._plan.local.adaptive_mu:
             self._mu[newest.version] = newest.mu.mu
         kept = dict[int, Mapping[str, str]]()
         if oldest is not None:
             kept = {number: each for number, each in self._beside.items() if number >= oldest}
         self._beside = {**kept, newest.version: newest.vector_digests}
+        self._of_members = {
+            number: each
+            for number, each in self._of_members.items()
+            if oldest is not None and number >= oldest
+        }
         self._half = (
             {}
             if oldest is None
@@ -123,8 +151,9 @@ class RunModels:
         """Let the newest model, and all that is as large, be freed now."""
         empty = np.empty(0, np.float32)
         before = self.newest
-        self.newest = ModelState(before.version, empty, {}, {}, before.weighing, before.mu)
-        self.forms = Forms()
+        freed = ModelState(before.version, empty, {}, {}, before.weighing, before.mu)
+        self.newest = replace(freed, members=tuple(freed for _ in before.members))
+        self.forms = [Forms() for _ in self._members.all]
 
     # Bases of differences
 
@@ -141,11 +170,19 @@ class RunModels:
         ]
         return {number: self.digest_of(number) for number in numbers}
 
-    def make_forms(self, model: Vector, bases: Mapping[int, str]) -> Forms:
-        """Return the forms in which a model travels beside float32. ``bases``: as ``bases_of``
-        returned them; those whose files are gone are left out. May be called in any thread."""
-        earlier = {}
+    def make_forms(self, model: Vector, bases: Mapping[int, str]) -> list[Forms]:
+        """Return the forms in which each member's model travels beside float32. ``model``: the
+        run's vector. ``bases``: as ``bases_of`` returned them; those whose files are gone are left
+        out. May be called in any thread."""
+        members, down = self._members, self._plan.encoding.down
+        earlier: list[dict[str, Vector]] = [{} for _ in members.all]
         for number, sha256 in bases.items():
             with suppress(StoreError):
-                earlier[sha256] = self._store.load_parameters(number, sha256)
-        return make_forms(self._plan.encoding.down, model, earlier)
+                base = self._store.load_parameters(number, sha256)
+                for member in members.all:
+                    part = base[member.place]
+                    own = digest(part) if members.is_family else sha256
+                    earlier[member.number][own] = part
+        return [
+            make_forms(down, model[member.place], earlier[member.number]) for member in members.all
+        ]

@@ -3,20 +3,23 @@ thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.vector import Vector
 
+from fleetlearn_coordinator.aggregation.family_round import replace_models
 from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.modular_sum import UnmaskError
-from fleetlearn_coordinator.aggregation.open_round import OpenRound
+from fleetlearn_coordinator.aggregation.open_round import CommittedRound
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.aggregation.sent_models import Forms
 from fleetlearn_coordinator.privacy.budget import PrivacyAccount
+from fleetlearn_coordinator.service.training_run.members import Members
 from fleetlearn_coordinator.service.training_run.private_budget import account_row, summary_of
+from fleetlearn_coordinator.service.training_run.round_reports import AnyRound
 from fleetlearn_coordinator.service.training_run.run_models import RunModels
 from fleetlearn_coordinator.service.training_run.saved_privacy import privacy_rows, tensors_of
 from fleetlearn_coordinator.service.training_run.saved_tied_sum import row_of
@@ -35,8 +38,8 @@ class WrittenModel(NamedTuple):
     """A model whose file is written. It does not count before its rows are written."""
 
     state: ModelState
-    forms: Forms
-    """In which it travels beside float32."""
+    forms: Sequence[Forms]
+    """In which each member's part of it travels beside float32."""
     rows: list[Row]
     """What makes it the newest model."""
 
@@ -92,25 +95,46 @@ class ModelWriter:
 
     def __init__(
         self,
-        rules: RoundRules,
+        members: Members,
         store: Store,
         models: RunModels,
         asked_for: Callable[[], Iterable[int]],
     ) -> None:
         """``asked_for``: returns the versions that somebody asks for at this moment. May be called
         in any thread."""
-        self._rules, self._store, self._models = rules, store, models
+        self._members, self._store, self._models = members, store, models
+        self._rules = members.all[0].rules
         self._asked_for = asked_for
 
-    def commit(self, decided: RoundToCommit, round: OpenRound) -> WrittenRound | NotUnmasked:
+    def commit(self, decided: RoundToCommit, round: AnyRound) -> WrittenRound | NotUnmasked:
         """Make the round's model and write its file. Raises FleetError (not-finite: training has
         diverged), StoreError (the disk is full), OSError."""
-        number = decided.number
+        averaged = self.average(decided, round)
+        return averaged if isinstance(averaged, NotUnmasked) else self.write(decided, averaged)
+
+    def average(self, decided: RoundToCommit, round: AnyRound) -> CommittedRound | NotUnmasked:
+        """Make the round's model. Raises FleetError (not-finite: training has diverged)."""
         try:
             masks = decided.masks() if callable(decided.masks) else decided.masks
-            state, summary = round.commit(number, decided.summary, decided.base, masks)
+            return round.commit(decided.number, decided.summary, decided.base, masks)
         except UnmaskError as error:
             return NotUnmasked(decided.summary["dropped"], str(error))
+
+    def write_refined(
+        self,
+        decided: RoundToCommit,
+        averaged: CommittedRound,
+        before: ModelState,
+        models: Mapping[str, Vector],
+    ) -> WrittenRound:
+        """Write the file of an averaged round with other models of these members. ``before``: what
+        the round changed. Raises as ``commit`` does, and as ``replace_models``."""
+        refined = replace_models(self._members.rules, averaged, before, models)
+        return self.write(decided, refined)
+
+    def write(self, decided: RoundToCommit, averaged: CommittedRound) -> WrittenRound:
+        """Write the file of the round's model. Raises StoreError (the disk is full), OSError."""
+        number, (state, summary) = decided.number, averaged
         account = None if decided.account is None else decided.account.after_release()
         if account is not None:
             released = summary.get("privacy", {}) | summary_of(account)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from answering import NOW, Fleet, leases
+from answering import NOW, Fleet, hyper_of, leases
 from fleetlearn_coordinator import read_status
 from fleetlearn_protocol.messages import Evaluation
 from peers import BUFFERED, PlanMaker, update_of
@@ -23,12 +23,12 @@ def test_versions_keep_their_mu_over_restarts(make_plan: PlanMaker, lr: float, l
         (lease,) = [each for each in leases(fleet.check_in("a")) if each.device == "a"]
         fleet.report(lease, update_of(0.0), evaluation=Evaluation(10, 10 * loss, {}))
     expected = [0.5, 0.5, 0.6, last, last]
-    assert [fleet.run.models.hyper_of(version)["mu"] for version in range(5)] == expected
+    assert [hyper_of(fleet, version)["mu"] for version in range(5)] == expected
     fleet.store.close()
     fleet = Fleet(plan)
     fleet.run.resume(NOW)
-    assert [fleet.run.models.hyper_of(version)["mu"] for version in range(5)] == expected
-    assert fleet.run.models.hyper_of(4)["lr"] == plan.hyper(fleet.run.bundle.manifest)["lr"]
+    assert [hyper_of(fleet, version)["mu"] for version in range(5)] == expected
+    assert hyper_of(fleet, 4)["lr"] == plan.hyper(fleet.run.bundle.manifest)["lr"]
     fleet.store.close()
     rows = [
         row.summary["mu"] for row in read_status(plan.data_dir).rounds if row.outcome == "committed"
@@ -41,6 +41,6 @@ def test_without_it_all_tasks_have_the_plan_s_mu(make_plan: PlanMaker) -> None:
     for lease in leases(fleet.check_in("a", "b")):
         fleet.report(lease, update_of(1.0))
     hyper = fleet.run.plan.hyper(fleet.run.bundle.manifest)
-    assert fleet.run.models.hyper_of(1) == fleet.run.models.hyper_of(0) == hyper
+    assert hyper_of(fleet, 1) == hyper_of(fleet, 0) == hyper
     assert "mu" not in read_status(fleet.run.plan.data_dir).rounds[0].summary
     fleet.store.close()

@@ -64,7 +64,8 @@ def test_the_control_variate_is_what_all_devices_keep_over_their_number(tmp_path
     np.testing.assert_array_equal(fleet.run.models.newest.vectors["control"], vector(0.5))
     np.testing.assert_array_equal(fleet.run.models.newest.model, begin + vector(2.0))
     assert fleet.run.reports.tied == {}, "the next round is open"
-    assert fleet.run.models.digests_of(0, ["control"])["control"] == digest(vector(0.0)), (
+    (member,) = fleet.run.members.all
+    assert fleet.run.models.digests_of(0, ["control"], member)["control"] == digest(vector(0.0)), (
         "for a task of the first version"
     )
     found = [fleet.run.tied_to(device) for device in (first.device, second.device, "c")]

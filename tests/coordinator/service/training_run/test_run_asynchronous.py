@@ -76,7 +76,7 @@ def test_no_model_file_is_read_to_serve_an_older_model(
         fleet.store.blobs, "load_model", lambda version, sha256: pytest.fail("a file was read")
     )
     assert (
-        fleet.run.models.digests_of(0, fleet.run.plan.vectors)
+        fleet.run.models.digests_of(0, fleet.run.plan.vectors, fleet.run.members.all[0])
         == {"model": first}
         != {"model": fleet.run.models.newest.digest}
     )

@@ -102,7 +102,7 @@ def test_a_model_is_made_of_the_sum_with_the_noise_of_its_devices_and_no_other(
     fleet.answer(helper)
     moved = fleet.run.models.newest.model - before
     noise = noise_of_device(4.0, 20, 2)
-    assert fleet.run.tasks.shared(0).secure.noise == noise
+    assert fleet.run.tasks.shared(0, fleet.run.members.all[0]).secure.noise == noise
     exact = noisy_sum(state.words - masks, 2, 300.0, 20, noise).total
     np.testing.assert_array_equal(fleet.run.models.newest.model, (before + exact / 3).astype("f4"))
     # 70,000 elements: five standard deviations of their standard deviation.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answering import NOW, Fleet, leases
+from answering import NOW, Fleet, hyper_of, leases
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.rounds.commands import Ask, Assign, ExchangeClosed, ExchangeOpened
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
@@ -103,13 +103,13 @@ def test_tasks_of_older_models_have_their_mu(bundle_path: Path, storage: MemoryS
         fleet.store_all()
         storage.may_write.clear()
         lease = report(fleet, lease, evaluation=Evaluation(10, 10 * loss, {"accuracy": 5.0}))
-        assert fleet.run.models.hyper_of(0)["mu"] == 0.0
+        assert hyper_of(fleet, 0)["mu"] == 0.0
         storage.may_write.set()
-    expected = [fleet.run.models.hyper_of(version)["mu"] for version in range(4)]
+    expected = [hyper_of(fleet, version)["mu"] for version in range(4)]
     assert expected == pytest.approx([0.0, 0.0, 0.1, 0.2])
     fleet.store.close()
     again = fleet_of(bundle_path, **settings)
-    assert [again.run.models.hyper_of(version)["mu"] for version in range(4)] == expected
+    assert [hyper_of(again, version)["mu"] for version in range(4)] == expected
     again.store.close()
 
 
