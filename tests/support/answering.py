@@ -9,11 +9,12 @@ import numpy as np
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.rounds.commands import Assign, Command, Commit
 from fleetlearn_coordinator.service.run_clock import Clocks
+from fleetlearn_coordinator.service.training_run.members import identity_of, open_bundles
 from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.storage.store import open_store
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.messages import BUFFERS, UPDATE, Report
+from fleetlearn_protocol.messages import BUFFERS, UPDATE, CheckIn, Report
 from fleetlearn_protocol.vector import Vector, gather, scatter
 from peers import report_of
 
@@ -23,12 +24,17 @@ NOW = Clocks(0.0, 1000.0)
 class Fleet:
     """A run whose devices answer at once."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, memory: Mapping[str, int] | None = None) -> None:
+        """``memory``: device -> its bytes of RAM, where that decides which model it trains."""
         bundle = open_bundle(plan.bundle)
-        self.store = open_store(plan.data_dir, bundle.sha256)
+        self.memory = memory or {}
+        self.store = open_store(plan.data_dir, identity_of(open_bundles(plan, bundle)))
         self.run = Run(plan, bundle, self.store, NOW, 15.0)
 
     def check_in(self, *devices: str) -> list[Command]:
+        for device in devices:
+            memory = self.memory.get(device)
+            self.run.members.policy.join(CheckIn(1, device, 10, memory=memory))
         return [
             command
             for device in devices

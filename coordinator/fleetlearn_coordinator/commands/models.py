@@ -148,6 +148,10 @@ def export_model(
             ),
         ),
     ] = None,
+    member: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which of the models, where the plan has [family]."),
+    ] = None,
     as_bundle: Annotated[
         bool,
         typer.Option(
@@ -156,18 +160,18 @@ def export_model(
     ] = False,
 ) -> None:
     """Write the trained model as an ONNX file that any ONNX Runtime runs, or as a bundle."""
-    from fleetlearn_protocol import open_bundle, write_inference_model
+    from fleetlearn_protocol import write_inference_model
 
     from fleetlearn_coordinator.plan.plan import Plan
     from fleetlearn_coordinator.service.onward_bundle import write_onward_bundle
     from fleetlearn_coordinator.service.status import read_model
-    from fleetlearn_coordinator.service.versions import choose_version
+    from fleetlearn_coordinator.service.versions import choose_version, model_of
 
     with expected_errors():
         settings = Plan.load(plan)
         chosen = choose_version(settings, version)
         number, vector = read_model(settings.data_dir, chosen.version)
-        bundle = open_bundle(settings.bundle)
+        bundle, vector = model_of(settings, member, vector)
         draft = output.with_name(output.name + ".draft")
         try:
             if as_bundle:
@@ -179,6 +183,7 @@ def export_model(
             raise OSError(error.errno, error.strerror, str(output)) from None
     size = output.stat().st_size
     what = "a bundle that begins with " if as_bundle else ""
+    what += f"{member} of " if member else ""
     say(f"wrote {what}version {number} ({chosen.why}) to {output} ({size} bytes)")
     personal = bundle.manifest.local_size - bundle.manifest.size
     if personal:

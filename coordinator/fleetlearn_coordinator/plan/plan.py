@@ -250,6 +250,10 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
         of a family do not. ``manifests``: as for ``family_rules``."""
         for manifest in manifests.values():
             self.check_against(manifest)
+        self.check_family(manifests)
+
+    def check_family(self, manifests: Mapping[str, Manifest]) -> None:
+        """Raise PlanError where the bundles of a family do not go together."""
         if self.is_family and (misfit := family_misfit(manifests)) is not None:
             raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
 

@@ -23,8 +23,8 @@ from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, is_service_file
 from fleetlearn_coordinator.storage.runs import Runs
 
-PLAN_PATHS = ("bundle", "data_dir", "evaluation.data", "secure.roster")
-"""The keys of a plan that are paths."""
+PLAN_PATHS = ("bundle", "family.*.bundle", "data_dir", "evaluation.data", "secure.roster")
+"""The keys of a plan that are paths. ``*``: each table there is."""
 SERVICE_PATHS = (
     "identities", "runs", "signing_keys", "tls.certificate", "tls.key", "tls.clients",
     "page.folder", "alerts.webhook_ca",
@@ -117,7 +117,8 @@ def _add_plan(found: BackupContents, name: str, path: Path) -> None:
     data = plain(plan.data_dir)
     found.runs.append(RunPlaces(name or plan.name, path, data))
     found.secret.add(data)
-    found.files += _files_of(plain(plan.bundle))  # an archive, or a folder
+    for bundle in {*plan.members.values()}:
+        found.files += _files_of(plain(bundle))  # an archive, or a folder
     if plan.evaluation.data is not None:
         found.files.append(plain(plan.evaluation.data))
         found.secret.add(plain(plan.evaluation.data))
@@ -190,12 +191,17 @@ def path_strings(raw: dict[str, Any], keys: Iterable[str]) -> Iterator[tuple[Any
     """Yield (table or list, key or index, value) of the strings under these dotted keys."""
     for dotted in keys:
         *path, key = dotted.split(".")
-        table: Any = raw
+        tables: list[Any] = [raw]
         for name in path:
-            table = table.get(name, {})
-        value = table.get(key)
-        if isinstance(value, str):
-            yield table, key, value
-        elif isinstance(value, list):
-            for index, each in enumerate(value):
-                yield value, index, each
+            tables = [
+                each
+                for table in tables
+                for each in (table.values() if name == "*" else [table.get(name, {})])
+            ]
+        for table in tables:
+            value = table.get(key)
+            if isinstance(value, str):
+                yield table, key, value
+            elif isinstance(value, list):
+                for index, each in enumerate(value):
+                    yield value, index, each

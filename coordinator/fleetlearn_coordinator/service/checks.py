@@ -93,11 +93,15 @@ def check_plan(plan: Plan, service: ServiceSettings) -> Checks:
         yield check_privacy(plan)
     elements = 0
     try:
-        bundle = open_bundle(plan.bundle)
-        plan.check_bundle(bundle.manifest)
-        plan.hyper(bundle.manifest)
-        elements = bundle.manifest.size
-        yield CheckView("bundle", GOOD, f"{plan.bundle}: {bundle.manifest.size} parameters, whole")
+        manifests = {name: open_bundle(path).manifest for name, path in plan.members.items()}
+        for manifest in manifests.values():
+            plan.check_bundle(manifest)
+            plan.hyper(manifest)
+        plan.check_family(manifests)
+        elements = sum(manifest.size for manifest in manifests.values())
+        for name, path in plan.members.items():
+            about = f"{path}: {manifests[name].size} parameters, whole"
+            yield CheckView("bundle", GOOD, f"{name}: {about}" if name else about)
     except FleetError as error:
         do = "export the model again, or change the plan"
         yield CheckView("bundle", BAD, error.text, do)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.vector import Vector
 
@@ -112,16 +112,14 @@ class Comparison(msgspec.Struct, frozen=True):
 def compare(plan: Plan, first: int, second: int) -> Comparison:
     """Return how two versions differ, which are kept both. Raises StoreError, BundleError."""
     a, b = (read_model(plan.data_dir, version)[1] for version in (first, second))
-    table = open_bundle(plan.bundle).manifest.travelling
-    edges = [*(row.offset for row in table), len(a)]
+    table = _parameters_of(plan)
+    edges = [*(begin for _, _, begin in table), len(a)]
     changes = []
-    for row, (begin, end) in zip(table, pairwise(edges), strict=True):
+    for (parameter, shape, _), (begin, end) in zip(table, pairwise(edges), strict=True):
         squares = _sums(a[begin:end], b[begin:end])
         largest = float(np.abs(a[begin:end].astype(np.float64) - b[begin:end]).max(initial=0.0))
         changes.append(
-            ParameterChange(
-                row.name, row.shape, math.sqrt(squares[0]), math.sqrt(squares[1]), largest
-            )
+            ParameterChange(parameter, shape, math.sqrt(squares[0]), math.sqrt(squares[1]), largest)
         )
     changes.sort(key=lambda row: -row.change)
     apart, own, other, dot = _sums(a, b)
@@ -135,6 +133,39 @@ def compare(plan: Plan, first: int, second: int) -> Comparison:
             measured_of[source] = pairs
     norms = math.sqrt(own), math.sqrt(other)
     return Comparison((first, second), math.sqrt(apart), cosine, norms, changes, measured_of)
+
+
+def _parameters_of(plan: Plan) -> list[tuple[str, tuple[int, ...], int]]:
+    """Return name, shape and place of each parameter in the run's vector. Those of a family are
+    named MEMBER/NAME."""
+    found, begin = [], 0
+    for member, path in plan.members.items():
+        manifest, prefix = open_bundle(path).manifest, f"{member}/" if member else ""
+        found += [(prefix + row.name, row.shape, begin + row.offset) for row in manifest.travelling]
+        begin += manifest.size
+    return found
+
+
+def model_of(plan: Plan, member: str | None, model: Vector) -> tuple[Bundle, Vector]:
+    """Return the bundle of one of a run's models, and its part of the run's vector. ``member``: its
+    name; None where the run has one model, and no other. Raises StoreError where there is no such
+    member, BundleError."""
+    if member is None and not plan.is_family:
+        return open_bundle(plan.bundle), model
+    if member not in plan.members:
+        what = "the run has several models" if member is None else f"there is no member {member!r}"
+        if not plan.is_family:
+            text = f"{plan.file} has no [family]: the run has one model. Leave --member out"
+            raise StoreError(Code.UNKNOWN_CONTENT, text)
+        names = ", ".join(plan.members)
+        raise StoreError(Code.UNKNOWN_CONTENT, f"{plan.file}: {what}. Take --member with {names}")
+    begin = 0
+    for name, path in plan.members.items():
+        bundle = open_bundle(path)
+        if name == member:
+            break
+        begin += bundle.manifest.size
+    return bundle, model[begin : begin + bundle.manifest.size]
 
 
 def _of(rows: dict[int, dict[str, Any]], version: int, name: str) -> float | None:

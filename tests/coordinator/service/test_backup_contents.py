@@ -25,6 +25,8 @@ from peers import plan_text
 def paths_of(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
     """Yield the dotted names of a section's fields that are paths."""
     for name, hint in typing.get_type_hints(kind).items():
+        if typing.get_origin(hint) is dict:
+            name += ".*"
         for part in (hint, *typing.get_args(hint)):
             if part is Path:
                 yield prefix + name

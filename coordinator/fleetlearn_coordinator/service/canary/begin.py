@@ -72,6 +72,7 @@ def begin_canary(operations: Operations, of: str, asked: CanaryAsked) -> BegunCa
     file = folder / f"{name}.toml" if draft is not None else in_home(asked.plan)
     plan = Plan.load(file) if draft is None else Plan.parse(draft, folder, file=str(file))
     operations.check(name, plan)
+    _check_families(old_plan, plan)
     first, remark = _first_model(old_plan, plan, asked)
     _check_new(operations, old_plan, plan, settings, asked)
     about = CanaryAbout(settings, first, time.time(), operations.who)
@@ -147,6 +148,17 @@ def _first_model(old: Plan, plan: Plan, asked: CanaryAsked) -> tuple[FirstModel,
     first = msgspec.structs.replace(first, take_over=take_over)
     find_first_model(old, manifest, first)
     return first, remark
+
+
+def _check_families(old: Plan, plan: Plan) -> None:
+    """Raise PlanError where the canary's run or the old one has several models."""
+    if families := [each.file for each in (old, plan) if each.is_family]:
+        text = (
+            f"{' and '.join(families)}: with [family] there is no canary. What decides about one "
+            "compares the devices of two runs, and those of a family train different models. Try "
+            "the new plan in a run of its own"
+        )
+        raise PlanError(Code.BAD_MESSAGE, text)
 
 
 def _check_new(

@@ -61,7 +61,9 @@ class Operations:
                 Code.BAD_MESSAGE, f"{name!r} is no name of a run: 1 to 64 letters, digits and ._-"
             )
         plan.check_served(self.service)
-        plan.check_against(open_bundle(plan.bundle).manifest)
+        plan.check_members(
+            {name: open_bundle(path).manifest for name, path in plan.members.items()}
+        )
         for run in self.runs.runs():
             if run.name != name and _data_dir(run) == plan.data_dir.resolve():
                 text = (
