@@ -23,6 +23,7 @@ from msgspec import inspect as types
 
 from fleetlearn_protocol import errors, frames, manifest, messages, preprocessing
 from fleetlearn_protocol.computations import settings as computations
+from fleetlearn_protocol.computations.boosting_settings import BoostColumn
 from fleetlearn_protocol.computations.kinds import KINDS
 from fleetlearn_protocol.secure import pairwise_messages
 
@@ -133,7 +134,11 @@ def tables() -> dict[str, str]:
                 *(_message(kind.settings) for kind in KINDS.values()),
                 *(
                     _struct(part, "### ")
-                    for part in (computations.NumberColumn, computations.CategoryColumn)
+                    for part in (
+                        computations.NumberColumn,
+                        computations.CategoryColumn,
+                        BoostColumn,
+                    )
                 ),
             ]
         ),

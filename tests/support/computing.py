@@ -13,7 +13,7 @@ from fleetlearn_device.computations.registry import sum_up
 from fleetlearn_protocol.computations.kinds import KINDS, kind_of
 from fleetlearn_protocol.vector import Vector
 
-MOST_ROUNDS = 100
+MOST_ROUNDS = 1000
 
 
 def batches(columns: Columns, rows: int) -> Iterator[Columns]:

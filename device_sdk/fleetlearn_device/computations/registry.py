@@ -12,6 +12,8 @@ from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.computations.settings import ComputationSettings
 from fleetlearn_protocol.vector import Vector
 
+from fleetlearn_device.computations.boosted_components import compute as boosted_components
+from fleetlearn_device.computations.boosted_trees import compute as boosted_trees
 from fleetlearn_device.computations.columns import Columns
 from fleetlearn_device.computations.statistics import compute as statistics
 
@@ -20,6 +22,8 @@ BATCH = 16384
 
 REGISTRY: Mapping[str, Callable[[Vector, Columns, Any], Sums]] = {
     "statistics": statistics,
+    "boosted-trees": boosted_trees,
+    "boosted-components": boosted_components,
 }
 """Kind -> a function of the state, float32, shape (P,), of the columns of some rows, and of the
 settings, which returns their sums, int64, shape (S,). The sums of rows that are computed together

@@ -33,7 +33,7 @@ def read_settings(given: Mapping[str, Any]) -> ComputationSettings:
     """Return a computation's settings from what a TOML or JSON file says of them. Raises
     ValueError, which names what is wrong and where."""
     try:
-        settings = msgspec.convert(given, ComputationSettings)
+        settings: ComputationSettings = msgspec.convert(given, ComputationSettings)
     except msgspec.ValidationError as error:
         raise ValueError(f"{error}. PROTOCOL.md, section 15, lists what there is") from None
     if (problem := settings.contradiction) is not None:

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET, UnsetType
 
-from fleetlearn_protocol.computations import statistics
+from fleetlearn_protocol.computations import components_layout, statistics, trees_layout
+from fleetlearn_protocol.computations.boosting_settings import BoostedComponents, BoostedTrees
 from fleetlearn_protocol.computations.layout import Layout, SumsLayout
 from fleetlearn_protocol.computations.settings import ComputationSettings, Statistics
 from fleetlearn_protocol.manifest import Input
-from fleetlearn_protocol.preprocessing import ByteText, Numeric, Preparation, Preprocessing
+from fleetlearn_protocol.preprocessing import ByteText, Cast, Numeric, Preparation, Preprocessing
 from fleetlearn_protocol.vector import Vector
 
 
@@ -47,6 +48,26 @@ def _statistics_preprocessing(settings: Statistics) -> Preprocessing:
     return Preprocessing(arrays)
 
 
+def _boosting_arrays(settings: BoostedTrees | BoostedComponents) -> tuple[Input, ...]:
+    x = Input("x", "float32", (len(settings.columns),))
+    if settings.loss == "squared":
+        return x, Input("y", "float32", ())
+    classes = settings.classes if settings.loss == "softmax" else 2
+    return x, Input("y", "int64", (), below=classes)
+
+
+def _boosting_preprocessing(
+    settings: BoostedTrees | BoostedComponents,
+) -> Preprocessing | UnsetType:
+    if not settings.label:
+        return UNSET
+    y = (Numeric(),) if settings.loss == "squared" else (Numeric(), Cast("int64"))
+    names = tuple(column.name for column in settings.columns)
+    return Preprocessing(
+        {"x": Preparation(names, steps=(Numeric(),)), "y": Preparation(settings.label, steps=y)}
+    )
+
+
 KINDS: Mapping[str, ComputationKind] = {
     "statistics": ComputationKind(
         Statistics,
@@ -55,6 +76,22 @@ KINDS: Mapping[str, ComputationKind] = {
         statistics.first_state,
         _statistics_arrays,
         _statistics_preprocessing,
+    ),
+    "boosted-trees": ComputationKind(
+        BoostedTrees,
+        trees_layout.trees_state,
+        trees_layout.trees_sums,
+        trees_layout.first_trees,
+        _boosting_arrays,
+        _boosting_preprocessing,
+    ),
+    "boosted-components": ComputationKind(
+        BoostedComponents,
+        components_layout.components_state,
+        components_layout.components_sums,
+        components_layout.first_components,
+        _boosting_arrays,
+        _boosting_preprocessing,
     ),
 }
 """By the name that is the tag of the settings."""

@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from fleetlearn_protocol.computations.boosting_settings import BoostedComponents, BoostedTrees
 from fleetlearn_protocol.messages import Number
 
 BINS = 256
@@ -98,5 +99,5 @@ class Statistics(
         return None
 
 
-ComputationSettings: TypeAlias = Statistics
+ComputationSettings: TypeAlias = Statistics | BoostedTrees | BoostedComponents
 """The settings of any kind: a union of structs with the tag ``kind``."""

@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.vector import Vector
 
-from fleetlearn_coordinator.aggregation.computations import statistics
+from fleetlearn_coordinator.aggregation.computations import (
+    boosted_components,
+    boosted_trees,
+    statistics,
+)
 
 
 class Computation(NamedTuple):
@@ -29,6 +33,15 @@ class Computation(NamedTuple):
 REGISTRY: Mapping[str, Computation] = {
     "statistics": Computation(
         statistics.advance, statistics.is_done, statistics.result, statistics.progress
+    ),
+    "boosted-trees": Computation(
+        boosted_trees.advance, boosted_trees.is_done, boosted_trees.result, boosted_trees.progress
+    ),
+    "boosted-components": Computation(
+        boosted_components.advance,
+        boosted_components.is_done,
+        boosted_components.result,
+        boosted_components.progress,
     ),
 }
 """By the kind's name."""

@@ -1,0 +1,157 @@
+"""What a bundle says of boosting: the structs of the kinds ``boosted-trees`` and
+``boosted-components``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from fleetlearn_protocol.messages import MAX_EXACT
+
+Share = Annotated[float, Meta(gt=0, le=1)]
+Positive = Annotated[float, Meta(gt=0, le=1e6)]
+NotNegative = Annotated[float, Meta(ge=0, le=1e6)]
+MAX_SUMS = 2**24
+"""Most sums of a round, 8 bytes each."""
+
+
+class BoostColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A column of x. NaN is a missing value."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    """For people: results name it."""
+    categories: Annotated[int, Meta(ge=0, le=4096)] = 0
+    """0: a column of numbers. Otherwise its values are codes of categories, 0 to categories - 1;
+    any other number is no category that is known."""
+
+
+BoostColumns = Annotated[tuple[BoostColumn, ...], Meta(min_length=1, max_length=10_000)]
+Label = Annotated[str, Meta(max_length=200)]
+
+
+class BoostedTrees(
+    msgspec.Struct,
+    frozen=True,
+    tag="boosted-trees",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    """Gradient boosting of trees over histograms."""
+
+    columns: BoostColumns
+    """The columns of x, in order."""
+    loss: Literal["squared", "logistic", "softmax"] = "squared"
+    """squared: y is a number. logistic: y is 0 or 1. softmax: y is a class."""
+    classes: Annotated[int, Meta(ge=0, le=1000)] = 0
+    """Of softmax: how many there are. 0 with the other losses."""
+    rounds: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    """Most boosting rounds. A round grows one tree; with softmax one for each class."""
+    depth: Annotated[int, Meta(ge=1, le=12)] = 5
+    """Most splits on the way to a leaf."""
+    bins: Annotated[int, Meta(ge=2, le=1024)] = 64
+    """Most bins of a column of numbers, without the one of missing values."""
+    learning_rate: Share = 0.1
+    """What a leaf's value is multiplied by."""
+    l2: NotNegative = 1.0
+    """lambda, added to the sum of a leaf's second derivatives."""
+    min_gain: NotNegative = 0.0
+    """gamma: a split must gain more than this."""
+    min_child_weight: NotNegative = 1.0
+    """Least sum of second derivatives on each side of a split; with squared loss the rows."""
+    row_share: Share = 1.0
+    """Share of the rows that each boosting round looks at."""
+    column_share: Share = 1.0
+    """Share of the columns that each boosting round may split."""
+    held_out: Annotated[float, Meta(ge=0, le=0.9)] = 0.0
+    """Share of the rows that no tree is grown from. 0: there are none."""
+    patience: Annotated[int, Meta(ge=1, le=10_000)] = 10
+    """With held-out rows: training ends once their loss has not become less for so many rounds, and
+    the rounds since then are forgotten."""
+    seed: Annotated[int, Meta(ge=0, le=MAX_EXACT)] = 0
+    """Draws rows and columns."""
+    label: Label = ""
+    """The column of y, where devices' data are tables whose columns have the names of ``columns``
+    and this one. Empty: their data are the arrays x, (n, columns), and y."""
+
+    @property
+    def outputs(self) -> int:
+        """K: how many scores a row has, and trees a round."""
+        return self.classes if self.loss == "softmax" else 1
+
+    @property
+    def contradiction(self) -> str | None:
+        """What of it cannot be; None: nothing."""
+        if (self.loss == "softmax") != (self.classes > 0) or self.classes == 1:
+            return (
+                f"loss is {self.loss!r} and classes {self.classes}; softmax takes 2 or more "
+                "classes, and the other losses take 0"
+            )
+        return repeated_name(self.columns, self.label)
+
+
+class BoostedComponents(
+    msgspec.Struct,
+    frozen=True,
+    tag="boosted-components",
+    tag_field="kind",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    """Component-wise gradient boosting: each iteration adds a little of the one base learner, of
+    one column, that fits the gradient best."""
+
+    columns: BoostColumns
+    """The columns of x, in order. A column of categories has one base learner, with a ridge
+    penalty."""
+    loss: Literal["squared", "logistic"] = "squared"
+    """squared: y is a number. logistic: y is 0 or 1."""
+    learners: Annotated[
+        tuple[Literal["linear", "spline"], ...], Meta(min_length=1, max_length=2)
+    ] = ("linear", "spline")
+    """The base learners of each column of numbers. spline alone: a P-spline, which can be a
+    straight line too. Both: the line, and a P-spline without a straight line in it, so that the
+    result says which columns need more than a line."""
+    iterations: Annotated[int, Meta(ge=1, le=100_000)] = 200
+    """How many times a base learner is added."""
+    learning_rate: Share = 0.1
+    """nu: what a base learner's coefficients are multiplied by."""
+    knots: Annotated[int, Meta(ge=1, le=200)] = 20
+    """Inner knots of a spline, evenly spaced over the range of the column."""
+    degrees_of_freedom: Annotated[float, Meta(ge=1, le=100)] = 2.0
+    """Of each spline and each category's base learner: trace(2 S - S S) of its hat matrix S. Fewer
+    make splines smoother. A straight line has 2; with as many no kind of base learner is chosen
+    because it can bend more. A spline alone, of which the line is a part, takes more than 2."""
+    label: Label = ""
+    """The column of y, where devices' data are tables whose columns have the names of ``columns``
+    and this one. Empty: their data are the arrays x, (n, columns), and y."""
+
+    @property
+    def centred(self) -> bool:
+        """Whether splines have no straight line in them."""
+        return "linear" in self.learners
+
+    @property
+    def contradiction(self) -> str | None:
+        """What of it cannot be; None: nothing."""
+        if len({*self.learners}) < len(self.learners):
+            return f"the base learner {self.learners[0]} is there twice"
+        has_splines = "spline" in self.learners and any(not c.categories for c in self.columns)
+        least, most = (0, self.knots + 2) if self.centred else (2, self.knots + 4)
+        if has_splines and not least < self.degrees_of_freedom < most:
+            return (
+                f"degrees_of_freedom is {self.degrees_of_freedom:g}; splines with {self.knots} "
+                f"inner knots and learners {list(self.learners)} take more than {least} and less "
+                f"than {most}"
+            )
+        return repeated_name(self.columns, self.label)
+
+
+def repeated_name(columns: tuple[BoostColumn, ...], label: str) -> str | None:
+    """Return what to say of a name that two columns have; None: there is none."""
+    names = [label, *(column.name for column in columns)]
+    if len({*names}) == len(names):
+        return None
+    return f"column {max(names, key=names.count)!r} is there twice"
