@@ -1,0 +1,1 @@
+"""What the updates, losses and features of single devices say of their data. No I/O, no clock."""
