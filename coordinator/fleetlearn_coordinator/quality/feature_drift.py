@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetlearn_coordinator.quality.outliers import Measured, Unlikeness, corrected, unlikeness
+from fleetlearn_coordinator.quality.outliers import DeviceFigure, Unlikeness, corrected, unlikeness
 
 FEWEST_ROWS = 8
 """Rows of a device below which its features are not judged."""
@@ -65,10 +65,10 @@ def _looked_at(fleet: Mapping[str, FeatureSums]) -> list[What]:
     return ["mean", "spread"]
 
 
-def _numbers(fleet: Mapping[str, FeatureSums], what: What) -> list[dict[str, Measured]]:
+def _numbers(fleet: Mapping[str, FeatureSums], what: What) -> list[dict[str, DeviceFigure]]:
     """Return feature -> device -> its number."""
     features = max((len(each.sums) for each in fleet.values()), default=0)
-    found: list[dict[str, Measured]] = [{} for _ in range(features)]
+    found: list[dict[str, DeviceFigure]] = [{} for _ in range(features)]
     for device, sums in fleet.items():
         for feature in range(len(sums.sums)):
             number = _number(sums, feature, what)
@@ -77,20 +77,20 @@ def _numbers(fleet: Mapping[str, FeatureSums], what: What) -> list[dict[str, Mea
     return found
 
 
-def _number(sums: FeatureSums, feature: int, what: What) -> Measured | None:
+def _number(sums: FeatureSums, feature: int, what: What) -> DeviceFigure | None:
     missing = int(sums.missing[feature])
     rows = sums.rows - missing
     if what == "missing":
         if sums.rows < FEWEST_ROWS:
             return None
         share = missing / sums.rows
-        return Measured(share, sqrt(share * (1 - share) / sums.rows))
+        return DeviceFigure(share, sqrt(share * (1 - share) / sums.rows))
     if rows < FEWEST_ROWS:
         return None
     mean = float(sums.sums[feature]) / rows
     variance = max(0.0, float(sums.squares[feature]) / rows - mean * mean) * rows / (rows - 1)
     if what == "mean":
-        return Measured(mean, sqrt(variance / rows))
+        return DeviceFigure(mean, sqrt(variance / rows))
     # A sensor that always says the same has no spread: as far below the others as float32 tells.
     deviation = max(sqrt(variance), 1e-7 * max(1.0, abs(mean)))
-    return Measured(log(deviation), 1 / sqrt(2 * (rows - 1)))
+    return DeviceFigure(log(deviation), 1 / sqrt(2 * (rows - 1)))

@@ -18,7 +18,7 @@ FEWEST = 4
 the middle is and how far is far."""
 
 
-class Measured(NamedTuple):
+class DeviceFigure(NamedTuple):
     """One number of one device."""
 
     value: float
@@ -38,7 +38,7 @@ class Unlikeness(NamedTuple):
     """log10 of the probability of a number as far away, if the device were one of the others."""
 
 
-def unlikeness(numbers: Mapping[str, Measured]) -> dict[str, Unlikeness]:
+def unlikeness(numbers: Mapping[str, DeviceFigure]) -> dict[str, Unlikeness]:
     """Return how each device lies among the others. Empty with fewer than FEWEST devices.
 
     The n - 1 others have the mean m and the sample standard deviation s. One more of them would lie
