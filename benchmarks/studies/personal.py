@@ -24,7 +24,7 @@ import numpy as np
 from _personal_data import DEVICES, Device, fleet
 from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.runtimes.runtime import Runtime
-from fleetlearn_device.training.algorithms import run_algorithm
+from fleetlearn_device.training.algorithms import ALGORITHMS, run_algorithm
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.train import evaluate_data
 from fleetlearn_device.training.work import Inputs, TaskSettings
@@ -51,6 +51,8 @@ class Method(NamedTuple):
     mu: float = 0.0
     trained_on: bool = False
     """Whether each device trains the shared model once more, for itself."""
+    hyper: Mapping[str, float] = {}
+    """Of the algorithm."""
 
 
 METHODS = {
@@ -59,6 +61,9 @@ METHODS = {
     "alone: ditto, lambda 0": Method("ditto"),
     "ditto, lambda 0.1": Method("ditto", mu=0.1),
     "ditto, lambda 1": Method("ditto", mu=1.0),
+    "pfedme, lambda 1": Method("pfedme", mu=1.0, hyper={"inner_steps": 5, "outer_lr": 1.0}),
+    "apfl, alpha 0.5": Method("apfl", hyper={"adapt_alpha": 0.0}),
+    "apfl, adaptive": Method("apfl"),
     "fedper": Method("fedper", ["9"]),
     "fedrep": Method("fedrep", ["9"]),
     "fedbn": Method("fedbn", "normalisation"),
@@ -101,6 +106,8 @@ def scenario(bundle: Path, method: Method, kind: str, rounds: int, seed: int) ->
     local = {"epochs": EPOCHS, "batch_size": BATCH, "lr": LR, "mu": method.mu, "evaluate": False}
     if method.recipe in ("ditto", "fedrep"):
         local["personal_epochs"] = EPOCHS
+    if method.hyper:
+        local["hyper"] = dict(method.hyper)
     tables = {
         "name": method.recipe,
         "seed": seed,
@@ -132,7 +139,8 @@ class Used(NamedTuple):
             run_algorithm("plain", self.runtime, self.bundle, data.train, Inputs(model), settings)
             model = self.runtime.parameters.copy()
         if kept is not None and not kept_state_size(self.bundle.manifest):
-            model, kept = kept, None  # Ditto's personal model
+            measured = ALGORITHMS[self.method.recipe].measured
+            model, kept = measured(kept, model, self.bundle.manifest), None  # a personal model
         load_model(self.runtime, self.bundle, model, kept)
         measured = evaluate_data(self.runtime, data.test)
         return measured.metric_sums["accuracy"] / measured.examples
@@ -209,10 +217,15 @@ def main() -> None:
         "--data", nargs="+", choices=["labels", "scanners"], default=["labels", "scanners"]
     )
     options.add_argument(
+        "--methods", nargs="+", choices=[*METHODS], default=[*METHODS], metavar="METHOD",
+        help="only these, beside the shared model",
+    )  # fmt: skip
+    options.add_argument(
         "--workers", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time"
     )
     chosen = options.parse_args()
-    jobs = list(product(chosen.data, METHODS, range(1, chosen.seeds + 1)))
+    methods = [name for name in METHODS if name in (SHARED, *chosen.methods)]
+    jobs = list(product(chosen.data, methods, range(1, chosen.seeds + 1)))
     results: dict[tuple[str, str], list[list[list[float]]]] = {}
     with (
         TemporaryDirectory() as folder,

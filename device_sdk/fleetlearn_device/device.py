@@ -138,7 +138,7 @@ class Device:
             trusts, and how many updates are added up at least. Needs the extra ``secure``.
         own_model: A file, such as ``mine.onnx``, that each training replaces by the device's own
             model, for any ONNX Runtime: the model as training left it, with its personal
-            parameters, or Ditto's personal model. None: none is written.
+            parameters, or its personal model (Ditto, pFedMe, APFL). None: none is written.
         hold_out: Share of the examples, from 0 to less than 1, that is never trained on: the shared
             and the personal model are measured on it. An example is always on the same side.
         checkpoint_every: Least seconds of training between two checkpoints, from which a later

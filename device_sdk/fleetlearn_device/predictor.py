@@ -55,9 +55,9 @@ class Predictor:
 
     Args:
         state_dir: The device's state directory.
-        which: ``personal``: the device's personal model (Ditto), or the shared one with the
-            device's personal parameters; the shared one where the device has neither. ``shared``:
-            the shared model; personal parameters have their initial values.
+        which: ``personal``: the device's personal model (Ditto, pFedMe, APFL), or the shared one
+            with the device's personal parameters; the shared one where the device has neither.
+            ``shared``: the shared model; personal parameters have their initial values.
         threads: Threads inside an operator.
 
     Raises ValueError, NoModelError (a StateError: no model came yet), StateError (damaged).
@@ -148,7 +148,7 @@ class Predictor:
     def _own(self, bundle: Bundle, shared: Vector) -> Vector:
         """Return the personal model, or the shared one with the device's personal parameters."""
         manifest, kept = bundle.manifest, self.folder / "kept"
-        personal = read_kept(kept / personal_name(bundle.sha256), manifest.size)
+        personal = read_kept(kept / personal_name(bundle.sha256), manifest.size, or_more=True)
         if personal is not None:
             return personal
         own = manifest.local_size - manifest.size

@@ -3,6 +3,7 @@ equations."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fleetlearn_protocol.computations.kinds import KINDS
@@ -16,6 +17,9 @@ class Exchange(NamedTuple):
     parts: tuple[str, ...] = (UPDATE,)
     """Those that depend on the algorithm. A report has ``buffers`` too where the bundle has any
     that travel."""
+    hyper: tuple[str, ...] = ()
+    """Numbers that a task's ``hyper`` must have for the algorithm itself, beside those of the
+    bundle's step."""
 
 
 EXCHANGES = {
@@ -25,7 +29,16 @@ EXCHANGES = {
     "feddyn": Exchange(),
     "ditto": Exchange(),
     "fedrep": Exchange(),
+    "pfedme": Exchange(hyper=("inner_steps", "outer_lr")),
+    "apfl": Exchange(hyper=("alpha", "adapt_alpha")),
     **dict.fromkeys(KINDS, Exchange(parts=(SUMS,))),
 }
 """By the name in ``Task.algorithm``. Each of these vectors and parts has P float32 elements before
 it is encoded; the part ``sums`` of a computation has S whole numbers."""
+
+
+def of_step(algorithm: str, hyper: Mapping[str, float]) -> dict[str, float]:
+    """Return a task's hyper-parameters without those of its algorithm: those of the bundle's
+    step."""
+    own = EXCHANGES[algorithm].hyper
+    return {name: value for name, value in hyper.items() if name not in own}

@@ -458,7 +458,8 @@ class Task(Message, frozen=True, tag="task"):
     """The parts that the report must have: the name of each and its encoding. `buffers` is one of
     them exactly where rows of the bundle that travel are buffers."""
     hyper: Numbers
-    """Values of the bundle's hyper-parameters, such as lr and mu."""
+    """Values of the hyper-parameters of the bundle's step, such as lr and mu, and of those of the
+    algorithm itself (section 4)."""
     epochs: Annotated[int, Meta(ge=1, le=10**6)]
     """Passes over the device's examples."""
     batch_size: Annotated[int, Meta(ge=0, le=MAX_EXAMPLES)]

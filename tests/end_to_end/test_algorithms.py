@@ -24,7 +24,6 @@ from fleetlearn_coordinator.storage.file_blobs import model_path, model_versions
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.store import OPTIMIZER_STATE
 from fleetlearn_device.runtimes.open_runtime import open_runtime
-from fleetlearn_device.storage.kept_states import personal_name
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.algorithms import run_algorithm
 from fleetlearn_device.training.sent_parts import encode_parts
@@ -65,6 +64,8 @@ RUNS = {
     "top-k": {"recipe": "fedavg", "encoding__up": "topk-0.5"},
     "scaffold, top-k": {"recipe": "scaffold", "encoding__up": "topk-0.5-float16", **COUNTED},
     "ditto": {"recipe": "ditto", "local__mu": 0.5, "local__personal_epochs": 3},
+    "pfedme": {"recipe": "pfedme", "local__mu": 0.5, "local__hyper": {"outer_lr": 0.5}},
+    "apfl": {"recipe": "apfl", "local__hyper": {"adapt_alpha": 0.001}},
 }
 """What is tried -> its settings beside SETTINGS."""
 CONVERGING = ("scaffold", "scaffold-gradient", "feddyn")
@@ -177,7 +178,7 @@ def ended(fleet: Fleet) -> Ended:
     for number in range(len(DEVICES)):
         state = StateDirectory(fleet.run.folder / f"device-{number}.state")
         tied = state.tied_vectors.begin(bundle, counted.get(state.device), 2)
-        kept.append(Kept(tied, state.kept_states.load(personal_name(bundle), 2)))
+        kept.append(Kept(tied, state.kept_states.load_personal(bundle, 2)))
         state.close()
     return Ended(
         model, load_file(model_path(fleet.data_dir, version)).get(OPTIMIZER_STATE + CONTROL), kept

@@ -99,6 +99,11 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "feddyn": (corrected, {"recipe": "feddyn", "local__mu": 0.1} | COUNTED),
     "ditto": (proximal, {"recipe": "ditto", "local__mu": 0.3, "local__personal_epochs": 3}),
+    "pfedme": (
+        proximal,
+        {"recipe": "pfedme", "local__mu": 0.3, "local__hyper": {"outer_lr": 1.0}},
+    ),
+    "apfl": (corrected, {"recipe": "apfl"}),
     "scaffold with top-k": (
         corrected,
         {"recipe": "scaffold", "encoding__up": "topk-0.25-int8"} | COUNTED,

@@ -44,6 +44,8 @@ TOGETHER = tuple(device._replace(minimum=(2.0, 5.0)) for device in APART)
 updates."""
 START = (3.0, 4.0)
 LR, MU, EPOCHS, BATCH = 0.1, 0.2, 2, 2
+INNER_STEPS, OUTER_LR = 3, 2.0
+"""pFedMe's."""
 MOMENTUM = 0.1
 """Of BatchNorm's running statistics."""
 
@@ -122,7 +124,7 @@ def bundle_of(folder: Path, recipe: str, model: str) -> Path:
     options: dict[str, Any] = {"optimizer": "sgd"}
     if recipe in ("scaffold", "scaffold-gradient", "feddyn"):
         options["correction"] = True
-    if recipe in ("fedprox", "fedprox-adaptive", "feddyn", "ditto"):
+    if recipe in ("fedprox", "fedprox-adaptive", "feddyn", "ditto", "pfedme"):
         options["proximal"] = True
     kind = "-".join(sorted(options))
     path = folder / f"{kind}-{model}.bundle"
@@ -141,8 +143,10 @@ def plan_of(cell: Cell, rounds: int) -> dict[str, Any]:
     local: dict[str, Any] = {"epochs": EPOCHS, "batch_size": BATCH, "lr": LR, "evaluate": False}
     server: dict[str, Any] = {}
     recipe = cell.recipe.removesuffix("-gradient")
-    if recipe in ("fedprox", "feddyn", "ditto"):
+    if recipe in ("fedprox", "feddyn", "ditto", "pfedme"):
         local["mu"] = 1.0 if recipe == "feddyn" else MU
+    if recipe == "pfedme":
+        local["hyper"] = {"inner_steps": INNER_STEPS, "outer_lr": OUTER_LR}
     if recipe in ("scaffold", "feddyn"):
         server["devices"] = len(APART)
     if cell.recipe == "scaffold-gradient":
@@ -188,6 +192,21 @@ def steps_of(device: Quadratic, count: int, pull: float = 0.0) -> Steps:
     return Steps(slope, shift)
 
 
+def moreau_steps_of(device: Quadratic, count: int) -> Steps:
+    """Return what pFedMe's local rounds do: theta nears the device's minimum with a pull towards
+    w, and w follows theta."""
+    curvature, minimum = np.array(device.curvature), np.array(device.minimum)
+    (slope, shift), (own_slope, own_shift) = [(np.ones(2), np.zeros(2))] * 2
+    for _ in range(count):
+        for _ in range(INNER_STEPS):
+            pull = own_shift - shift
+            own_shift = own_shift - LR * (curvature * (own_shift - minimum) + MU * pull)
+            own_slope = own_slope - LR * (curvature * own_slope + MU * (own_slope - slope))
+        shift = shift - OUTER_LR * MU * (shift - own_shift)
+        slope = slope - OUTER_LR * MU * (slope - own_slope)
+    return Steps(slope, shift)
+
+
 def balance(shares: Sequence[float], maps: Sequence[Steps]) -> Point:
     """Return the x at which sum(share_k * (y_k - x)) is 0."""
     down = sum(share * (1 - each.slope) for share, each in zip(shares, maps, strict=True))
@@ -216,7 +235,10 @@ def target_of(cell: Cell, mu: float = 0.0) -> Point:
     shares = weights_of(cell)
     counts = [1 if cell.recipe == "fedsgd" else EPOCHS * each.copies // BATCH for each in APART]
     pull = MU if cell.recipe == "fedprox" else mu
-    maps = [steps_of(each, count, pull) for each, count in zip(APART, counts, strict=True)]
+    each_device = [*zip(APART, counts, strict=True)]
+    maps = [steps_of(each, count, pull) for each, count in each_device]
+    if cell.recipe == "pfedme":
+        maps = [moreau_steps_of(each, count) for each, count in each_device]
     if cell.recipe == "fednova":
         shares = [share / count for share, count in zip(shares, counts, strict=True)]
     if cell.recipe != "q-fedavg":
@@ -294,8 +316,11 @@ REFUSED = (
         lambda cell: cell.recipe == "fedbn" and cell.model != "normalisation",
     ),
     Refusal(
-        "Ditto", "a bundle with personal parameters", "personal",
-        lambda cell: cell.recipe == "ditto" and cell.model in ("personal", "normalisation"),
+        "Ditto, pFedMe, APFL", "a bundle with personal parameters", "personal",
+        lambda cell: (
+            cell.recipe in ("ditto", "pfedme", "apfl")
+            and cell.model in ("personal", "normalisation")
+        ),
     ),
 )  # fmt: skip
 """Which cells must be refused. All others must train."""

@@ -33,7 +33,14 @@ ALGORITHMS = {
     "feddyn": "correction",
     "ditto": "correction",
     "fedrep": "heads",
+    "pfedme": "correction",
+    "apfl": "correction",
 }
+HYPER = {
+    "pfedme": {"inner_steps": 3.0, "outer_lr": 0.5},
+    "apfl": {"alpha": 0.5, "adapt_alpha": 2.0},
+}
+"""Algorithm -> its own hyper-parameters."""
 
 
 def task_of(bundle: Bundle, algorithm: str, number: int, kept: str | None = None) -> Task:
@@ -50,7 +57,7 @@ def task_of(bundle: Bundle, algorithm: str, number: int, kept: str | None = None
         bundle.sha256,
         tuple(vectors),
         parts,
-        {"lr": 0.05, "mu": 0.3},
+        {"lr": 0.05, "mu": 0.3, **HYPER.get(algorithm, {})},
         epochs=2,
         batch_size=5,
         seed=100 + number,

@@ -149,10 +149,14 @@ def plan_text(bundle: Path, data_dir: Path | str, recipe: str = "fedavg", **sett
         tables.setdefault(table, {})[name] = value
     for table, values in tables.items():
         lines.append(f"[{table}]")
-        lines += [
-            f"{name} = {json.dumps(value)}" for name, value in values.items() if value is not None
-        ]
+        lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
     return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {_toml(each)}' for key, each in value.items())}}}"
+    return json.dumps(value)
 
 
 BUFFERED: dict[str, Any] = {

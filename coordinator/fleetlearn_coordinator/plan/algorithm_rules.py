@@ -43,6 +43,13 @@ ALGORITHM_RULES = (
         ),
     ),
     PlanRule(
+        lambda plan: not plan.algorithm.sums_gradients and plan.aggregation.has_rule,
+        lambda plan: (
+            f'local.algorithm = "{plan.local.algorithm}": an update is no sum of gradients, as '
+            "aggregation.normalise and aggregation.q take it. It needs neither"
+        ),
+    ),
+    PlanRule(
         lambda plan: plan.local.adaptive_mu and plan.local.algorithm != "plain",
         lambda plan: (
             'local.adaptive_mu = true is for local.algorithm = "plain"; mu of '

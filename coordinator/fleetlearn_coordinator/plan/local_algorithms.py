@@ -6,7 +6,7 @@ the devices' side; docs/algorithms/recipes.md has the equations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from fleetlearn_protocol.messages import CONTROL
@@ -17,6 +17,21 @@ Personal = Literal["some", "normalisation", "in turns", "nothing"]
 """What of a bundle must stay on the devices: some parameters; those of all normalisation layers,
 and no others; some, with a step that can train them in turns with the others; nothing, since each
 device has its own whole model."""
+
+
+class Own(NamedTuple):
+    """A hyper-parameter of an algorithm itself, beside those of the bundle's step."""
+
+    expected: str
+    """What values it may have, for people."""
+    least: float
+    most: float
+    whole: bool = False
+    default: float | None = None
+    """None: the plan must give it."""
+
+    def takes(self, value: float) -> bool:
+        return self.least <= value <= self.most and not (self.whole and value % 1)
 
 
 class LocalAlgorithm(NamedTuple):
@@ -40,6 +55,28 @@ class LocalAlgorithm(NamedTuple):
     (``local.personal_epochs``)."""
     personal_model: bool = False
     """Whether each device has a personal model, which it measures beside the round's."""
+    steps: int | str = 1
+    """Steps that a device does with each batch, or the hyper-parameter that says how many."""
+    sums_gradients: bool = True
+    """Whether an update is the sum of the step's gradients, as ``aggregation.normalise`` and
+    ``aggregation.q`` take it."""
+    pulls: bool = True
+    """Whether mu is in the training of what travels. False: only in that of what is the
+    device's."""
+    hyper: Mapping[str, Own] = {}
+    """Its own hyper-parameters, by the protocol's names: keys of [local.hyper]."""
+    misfit: Callable[[Mapping[str, float]], str | None] = lambda hyper: None
+    """All hyper-parameters -> what of them does not go together, for people; None: nothing."""
+
+
+def _too_far(hyper: Mapping[str, float]) -> str | None:
+    rate, mu = hyper["outer_lr"], hyper["mu"]
+    if rate * mu <= 1:
+        return None
+    return (
+        f"local.hyper.outer_lr = {rate:g} and local.mu = {mu:g}: the local model would go beyond "
+        f"the personal one. Their product must be at most 1, so outer_lr at most {1 / mu:g}"
+    )
 
 
 _SCAFFOLD = LocalAlgorithm(("correction",), True, (CONTROL,), True)
@@ -53,6 +90,38 @@ ALGORITHMS: Mapping[str, LocalAlgorithm] = {
     ),
     "fedrep": LocalAlgorithm(personal="in turns", personal_passes=True),
     "ditto": LocalAlgorithm(
-        ("proximal",), personal="nothing", personal_passes=True, personal_model=True
+        ("proximal",),
+        personal="nothing",
+        personal_passes=True,
+        personal_model=True,
+        pulls=False,
+    ),
+    "pfedme": LocalAlgorithm(
+        ("proximal",),
+        personal="nothing",
+        personal_model=True,
+        steps="inner_steps",
+        sums_gradients=False,
+        hyper={
+            "inner_steps": Own("a whole number from 1 to 10000", 1, 10_000, True, 5.0),
+            "outer_lr": Own("a number from 1e-6 to 1e6", 1e-6, 1e6),
+        },
+        misfit=_too_far,
+    ),
+    "apfl": LocalAlgorithm(
+        plain_sgd=True,
+        personal="nothing",
+        personal_model=True,
+        steps=2,
+        hyper={
+            "alpha": Own("a number from 0 to 1", 0, 1, default=0.5),
+            "adapt_alpha": Own("a number from 0 to 1000", 0, 1000, default=1.0),
+        },
     ),
 }
+
+
+def untied() -> str:
+    """Return the algorithms whose devices keep no tied vectors, for people."""
+    names = [f'"{name}"' for name, algorithm in ALGORITHMS.items() if not algorithm.tied]
+    return f"{', '.join(names[:-1])} or {names[-1]}"

@@ -52,8 +52,7 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
         """Return how updates are weighed, beside their examples and their staleness. Raises
         PlanError where the bundle's step does not fit."""
         hyper = self.hyper(manifest)
-        # the update is trained without the pull, whose weight mu is
-        if self.algorithm.personal_model:
+        if not self.algorithm.pulls:
             hyper["mu"] = 0.0
         try:
             rule = weighing_rule(self.aggregation, manifest.step, hyper)
@@ -65,8 +64,8 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
         return Weighing(rule, bound)
 
     def hyper(self, manifest: Manifest) -> dict[str, float]:
-        """A value for each hyper-parameter of the bundle's step: the plan's, else the bundle's
-        default.
+        """A value for each hyper-parameter of the bundle's step and of the algorithm: the plan's,
+        else their default.
 
         mu weights the terms that only some recipes use; with the others it is 0. A recipe that is
         made of such a term needs a mu. Raises PlanError where plan and bundle do not fit.
@@ -83,6 +82,10 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
             **{key: value for key, value in named.items() if value is not None},
         }
         declared = {hyper.name: hyper.default for hyper in manifest.hyper}
+        if both := sorted(declared.keys() & self.algorithm.hyper.keys()):
+            text = f"{self._needing()} has a value {both[0]} of its own, and so has the step."
+            raise self._misfit(f"{text} Export the step with another name for it.", manifest)
+        declared |= {name: own.default for name, own in self.algorithm.hyper.items()}
         needs, what = RECIPES[self.recipe].needs + self.algorithm.needs, self._needing()
         terms = [term for term in TERMS if getattr(manifest.step, term)]
         for need in needs:
@@ -113,10 +116,14 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
         for key, value in values.items():
             if value is None:
                 where = f"local.{key}" if key in named else f"local.hyper.{key}"
-                raise self._misfit(
-                    f"{where} is missing: the step needs it, and the bundle has no default.",
-                    manifest,
-                )
+                if key in self.algorithm.hyper:
+                    text = f"{where} is missing: {what} needs it, {self._expected(key)}."
+                else:
+                    text = f"{where} is missing: the step needs it, and the bundle has no default."
+                raise self._misfit(text, manifest)
+            if key in self.algorithm.hyper and not self.algorithm.hyper[key].takes(value):
+                text = f"local.hyper.{key} = {value}; expected {self._expected(key)}."
+                raise self._misfit(text, manifest)
         weighted = [term for term in TERMS if term in needs]
         if weighted and self.local.mu is None and not self.local.adaptive_mu and not values["mu"]:
             text = (
@@ -154,6 +161,8 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
     def check_bundle(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together."""
         self.weighing(manifest)
+        if (text := self.algorithm.misfit(self.hyper(manifest))) is not None:
+            raise self._misfit(f"{text}.", manifest)
         if self.algorithm.plain_sgd and manifest.step.optimizer != "sgd":
             text = (
                 f"{self._needing()} takes a model's change for a sum of gradients: it needs a step "
@@ -183,6 +192,9 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
                     f'{section}.metric = "{rule.metric}" is not measured{near(rule.metric, known)}'
                 )
                 raise self._misfit(text, manifest)
+
+    def _expected(self, key: str) -> str:
+        return self.algorithm.hyper[key].expected
 
     def _needing(self) -> str:
         """Return what of the plan needs something of the bundle."""

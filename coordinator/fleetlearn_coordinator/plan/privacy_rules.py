@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from fleetlearn_protocol.manifest import Manifest
 
 from fleetlearn_coordinator.plan.distributed_noise import DISTRIBUTED_RULES
+from fleetlearn_coordinator.plan.local_algorithms import untied
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.plan_rule import broken, leaves_updates_out, private_rule
 from fleetlearn_coordinator.plan.privacy_metric_rules import MEASURED, METRIC_RULES
@@ -55,8 +56,7 @@ UPDATE_RULES = (
         lambda plan, privacy: (
             f'local.algorithm = "{plan.local.algorithm}" with [privacy]: devices keep what their '
             "earlier updates made and send it, or let it change what they send, outside of the "
-            'clip norm; there is no proof for that. It needs local.algorithm = "plain", "fedrep" '
-            'or "ditto"'
+            f"clip norm; there is no proof for that. It needs local.algorithm = {untied()}"
         ),
     ),
     private_rule(

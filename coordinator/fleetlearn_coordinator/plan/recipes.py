@@ -161,6 +161,18 @@ RECIPES: Mapping[str, Recipe] = {
         "2012.04221, Algorithm 1",
         local={**LOCAL, "algorithm": "ditto"},
     ),
+    "pfedme": Recipe(
+        "T. Dinh, Tran and Nguyen, Personalized Federated Learning with Moreau Envelopes, arXiv "
+        "2006.08848, Algorithm 1 (server.lr is its beta)",
+        local={**LOCAL, "algorithm": "pfedme"},
+        round=UNIFORM,
+    ),
+    "apfl": Recipe(
+        "Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, arXiv 2003.13461, "
+        "Algorithm 1 and equation 10",
+        local={**LOCAL, "algorithm": "apfl"},
+        round=UNIFORM,
+    ),
     "dp-fedavg": Recipe(
         "McMahan et al., Learning Differentially Private Recurrent Language Models, arXiv "
         "1710.06963, Algorithm 1 (clip norm of the whole update)",

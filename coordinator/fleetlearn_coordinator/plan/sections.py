@@ -44,14 +44,14 @@ class Local(Section, frozen=True, kw_only=True):
     """Learning rate of the local step. Default: the bundle's; an error where it has none."""
     mu: Annotated[float, Meta(ge=0, lt=1e6)] | None = None
     """Weight of the proximal term mu/2 * ||w - round's model||^2, or of MOON's contrastive loss; of
-    ditto's personal model alone, its lambda. Default: for fedprox, moon, feddyn and ditto the
-    bundle's, which must not be 0; else 0."""
+    ditto's personal model alone, its lambda; of pfedme's pull between its two models. Default: for
+    fedprox, moon, feddyn, ditto and pfedme the bundle's, which must not be 0; else 0."""
     adaptive_mu: bool = False
     """Whether mu follows the loss from round to round, beginning at ``mu``. Default: the
     recipe's."""
     algorithm: str
     """What devices do beside plain training: plain, scaffold (option II of its paper),
-    scaffold-gradient (option I), feddyn, fedrep, ditto. Default: the recipe's."""
+    scaffold-gradient (option I), feddyn, fedrep, ditto, pfedme, apfl. Default: the recipe's."""
     personal_epochs: Positive | None = None
     """ditto and fedrep: passes over the device's data in which its personal model or parameters are
     trained by themselves. Default: the recipe's (fedrep 10), else as many as ``epochs``."""
@@ -61,7 +61,8 @@ class Local(Section, frozen=True, kw_only=True):
     evaluate: bool = True
     """Whether devices measure the round's model on their own data before training."""
     hyper: dict[Name, Number] = msgspec.field(default_factory=dict)
-    """Further hyper-parameters of the bundle's step, by name. Default: the bundle's."""
+    """Further hyper-parameters of the bundle's step, by name; pfedme: inner_steps (default 5) and
+    outer_lr; apfl: alpha (0.5) and adapt_alpha (1). Default: the bundle's."""
 
 
 class RoundSection(Section, frozen=True, kw_only=True):

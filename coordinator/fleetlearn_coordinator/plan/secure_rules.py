@@ -16,6 +16,7 @@ from fleetlearn_protocol.secure.fixed_point import SHORT_BITS, modulus_bits, mos
 
 from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
 from fleetlearn_coordinator.plan.distributed_noise import DISTRIBUTED, device_noise
+from fleetlearn_coordinator.plan.local_algorithms import untied
 from fleetlearn_coordinator.plan.pairwise_rules import mode_contradictions
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.plan_rule import PlanRule, broken, leaves_updates_out
@@ -76,7 +77,7 @@ SECURE_RULES = (
         lambda plan, secure: (
             f'local.algorithm = "{plan.local.algorithm}" with [secure]: devices keep what their '
             "updates made before these were clipped, or send it beside them without a mask. It "
-            'needs local.algorithm = "plain", "fedrep" or "ditto"'
+            f"needs local.algorithm = {untied()}"
         ),
     ),
     _secure_rule(

@@ -1,7 +1,7 @@
 """kept/SHA: a device's kept state for each bundle, as raw float32 and the CRC-32 of these bytes.
 
 kept/SHA.personal: its personal model, where it was trained by an algorithm that has one beside the
-round's (Ditto).
+round's (Ditto, pFedMe, APFL), and behind it what else that algorithm keeps.
 
 Personal parameters and models are the user's: nothing deletes them, not even the end of their
 bundle in the cache.
@@ -33,17 +33,26 @@ class KeptStates:
         path.mkdir(exist_ok=True)
 
     def load(self, name: str, size: int) -> Vector | None:
-        """Return what the last task of a bundle left: float32, shape (size,). name: the bundle's
-        SHA-256 for its kept state, or ``personal_name`` of it.
+        """Return the kept state that the last task of a bundle left: float32, shape (size,). name:
+        the bundle's SHA-256.
 
         Returns None before the first task, and where ``size`` is 0. A damaged file is renamed to
         NAME.damaged with a warning, and None is returned. Raises StateError.
         """
+        return self._load(name, size)
+
+    def load_personal(self, bundle: str, size: int) -> Vector | None:
+        """Return the personal model that the last task of a bundle left, and behind its ``size``
+        elements whatever else that task's algorithm keeps: float32. As ``load`` otherwise.
+        bundle: its SHA-256."""
+        return self._load(personal_name(bundle), size, or_more=True)
+
+    def _load(self, name: str, size: int, *, or_more: bool = False) -> Vector | None:
         path = self._path / name
         with os_errors_as_state_errors(path):
             if not size or not path.exists():
                 return None
-            found = _read(path.read_bytes(), size)
+            found = _read(path.read_bytes(), size, or_more=or_more)
             if found is not None:
                 return found
             aside = path.with_name(f"{name}.damaged")
@@ -54,31 +63,32 @@ class KeptStates:
             return None
 
     def take(self, source: Path, name: str) -> None:
-        """Move a file of ``file_contents`` to its place. name: as in ``load``. Raises OSError."""
+        """Move a file of ``file_contents`` to its place. name: the bundle's SHA-256, or
+        ``personal_name`` of it. Raises OSError."""
         source.replace(self._path / name)
         sync_folder(self._path)
 
 
-def read_kept(path: Path, size: int) -> Vector | None:
+def read_kept(path: Path, size: int, *, or_more: bool = False) -> Vector | None:
     """Return what is in a file of the folder, for a process that only reads: float32, shape
-    (size,). None where there is no such file, ``size`` is 0, or it is damaged, which is said.
-    Raises StateError."""
+    (size,), the first elements where the file may have more. None where there is no such file,
+    ``size`` is 0, or it is damaged, which is said. Raises StateError."""
     with os_errors_as_state_errors(path):
         try:
             content = path.read_bytes() if size else None
         except FileNotFoundError:
             return None
-    found = None if content is None else _read(content, size)
+    found = None if content is None else _read(content, size, or_more=or_more)
     if found is None and content is not None:
         log.warning("%s is damaged, and is passed over", path)
-    return found
+    return None if found is None else found[:size]
 
 
-def _read(content: bytes, size: int) -> Vector | None:
-    values = memoryview(content)[: 4 * size]
-    whole = len(content) == file_size(4 * size)
-    if whole and _CRC.unpack(content[4 * size :]) == (checksum(values),):
-        return np.frombuffer(values, "<f4")
+def _read(content: bytes, size: int, *, or_more: bool) -> Vector | None:
+    length = len(content) - _CRC.size
+    whole = length == 4 * size or (or_more and length > 4 * size and length % 4 == 0)
+    if whole and _CRC.unpack(content[length:]) == (checksum(memoryview(content)[:length]),):
+        return np.frombuffer(content, "<f4", length // 4)
     return None
 
 

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
+from fleetlearn_protocol.algorithms import EXCHANGES, of_step
 from fleetlearn_protocol.bundle import Bundle
 from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.manifest import LocalStep, Manifest
@@ -38,6 +39,7 @@ from fleetlearn_device.training.train import (
     TrainingError,
     TrainingResult,
 )
+from fleetlearn_device.training.two_models import MIXED, apfl, mixed_model, pfedme
 from fleetlearn_device.training.work import Inputs, TaskOutcome, TaskSettings, TaskWork
 
 DUAL = "dual"
@@ -71,6 +73,14 @@ class Algorithm(NamedTuple):
     """What of the device's own it trains in passes by itself. ``parameters``: the bundle's personal
     ones, which it must have. ``model``: a whole model; devices then must keep nothing else of the
     bundle from task to task."""
+    keeps: tuple[int, int] = (1, 0)
+    """What it keeps with a whole model: so many vectors of P elements, the model first, and so many
+    numbers."""
+    measured: Callable[[Vector, Vector, Manifest], Vector] = lambda personal, model, manifest: (
+        personal[: manifest.size]
+    )
+    """(what is kept, the round's model, the bundle's manifest) -> the personal model as it is
+    measured beside the round's."""
 
 
 def run_algorithm(
@@ -89,12 +99,15 @@ def run_algorithm(
     shape), and what ``train`` raises.
     """
     check_step(name, bundle.manifest)
-    own = {} if inputs.personal is None else {"personal model": inputs.personal}
+    size = bundle.manifest.size
+    own = {} if inputs.personal is None else {"personal model": inputs.personal[:size]}
     for what, vector in (*inputs.vectors.items(), *inputs.tied.items(), *own.items()):
-        check_vector(vector, bundle.manifest.size, what=f"the {what}")
+        check_vector(vector, size, what=f"the {what}")
+    numbers = _numbers(name, settings.hyper)
+    settings = settings._replace(hyper=of_step(name, settings.hyper))
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
         progress = settings.progress or Progress()
-        work = TaskWork(runtime, bundle, data, inputs, settings, progress)
+        work = TaskWork(runtime, bundle, data, inputs, settings, progress, numbers)
         outcome = ALGORITHMS[name].function(work)
     if bundle.manifest.buffers:
         outcome = outcome._replace(parts={**outcome.parts, BUFFERS: outcome.result.buffers})
@@ -108,6 +121,22 @@ def run_algorithm(
                 f"the {what} after training is not finite: {error.text}; a smaller lr may help"
             ) from None
     return outcome
+
+
+def _numbers(name: str, hyper: Mapping[str, float]) -> dict[str, float]:
+    """Return the hyper-parameters of the algorithm itself. Raises ValueError."""
+    missing = sorted(set(EXCHANGES[name].hyper) - set(hyper))
+    if missing:
+        raise ValueError(f"the algorithm {name} needs the hyper-parameters {missing} too")
+    return {number: hyper[number] for number in EXCHANGES[name].hyper}
+
+
+def personal_size(name: str, manifest: Manifest) -> int:
+    """Return the elements of what an algorithm with a personal model keeps; 0 for the others."""
+    if ALGORITHMS[name].personal != "model":
+        return 0
+    vectors, numbers = ALGORITHMS[name].keeps
+    return vectors * manifest.size + numbers
 
 
 def check_step(name: str, manifest: Manifest) -> None:
@@ -223,6 +252,8 @@ ALGORITHMS = {
     ),
     "ditto": Algorithm(ditto, switches=("proximal",), personal="model"),
     "fedrep": Algorithm(fedrep, without=("clip", "contrastive"), personal="parameters"),
+    "pfedme": Algorithm(pfedme, switches=("proximal",), personal="model"),
+    "apfl": Algorithm(apfl, (), "sgd", personal="model", keeps=MIXED, measured=mixed_model),
 }
 """By the name in ``Task.algorithm``."""
 

@@ -36,19 +36,21 @@ def ditto(work: TaskWork) -> TaskOutcome:
         hyper=work.hyper | {"mu": 0.0}, time_budget=_share_of_time(work, settings.epochs)
     )
     first = inputs.personal is None
-    runtime.load(inputs.model if inputs.personal is None else inputs.personal, anchor=inputs.model)
-    with _named("personal model"):
-        own = _train_personal(
+    own = inputs.model if inputs.personal is None else inputs.personal[: inputs.model.size]
+    runtime.load(own, anchor=inputs.model)
+    with named("personal model"):
+        trained = _train_personal(
             work,
             evaluate=settings.evaluate and not first,
             time_budget=_time_left(work, shared),
             on_step=_after_step(work, done=shared.steps),
         )
     result = shared._replace(
-        complete=shared.complete and own.complete, seconds=shared.seconds + own.seconds
+        complete=shared.complete and trained.complete,
+        seconds=shared.seconds + trained.seconds,
     )
     # The first personal model is the round's, and has been measured as such.
-    measured = shared.evaluation if first else own.evaluation
+    measured = shared.evaluation if first else trained.evaluation
     return TaskOutcome(result, {UPDATE: result.update}, {}, runtime.parameters.copy(), measured)
 
 
@@ -65,7 +67,7 @@ def fedrep(work: TaskWork) -> TaskOutcome:
     runtime, size = work.runtime, work.bundle.manifest.size
     work.load()
     body, head = slice(0, size), slice(size, None)
-    with _named("personal parameters"):
+    with named("personal parameters"):
         own = _train_personal(
             work,
             time_budget=_share_of_time(work, _personal_epochs(work)),
@@ -139,7 +141,7 @@ def _keeping(work: TaskWork, rows: slice) -> Callable[[], None]:
 
 
 @contextmanager
-def _named(what: str) -> Iterator[None]:
+def named(what: str) -> Iterator[None]:
     """Say in a DivergedError what it is that diverged."""
     try:
         yield

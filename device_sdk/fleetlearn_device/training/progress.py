@@ -86,6 +86,8 @@ class _Content(msgspec.Struct, frozen=True):
     """Of the data's examples; 0 where the user makes the batches."""
     rows: tuple[int, int] | None = None
     """The first and the last row of the data; None where rows have no numbers."""
+    measured: dict[str, Evaluation] = {}
+    """What the algorithm had measured of other models than the one it trains, by its names."""
 
 
 class Checkpoint(NamedTuple):
@@ -105,6 +107,8 @@ class Checkpoint(NamedTuple):
     """float32, shape (state_size,)."""
     kept: dict[str, Vector]
     """What the algorithm had measured, by its names."""
+    measured: dict[str, Evaluation]
+    """The same of other models than the one it trains."""
 
     @property
     def seconds(self) -> float:
@@ -133,6 +137,7 @@ def read_checkpoint(content: bytes, vectors: Mapping[str, Vector]) -> Checkpoint
             vectors["local"],
             vectors["state"],
             _named(vectors, "kept."),
+            numbers.measured,
         )
     except (msgspec.DecodeError, msgspec.ValidationError, KeyError):
         return None
@@ -175,7 +180,9 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.kept: dict[str, Vector] = {} if found is None else found.kept
-        """What the algorithm measured before its steps, by names of its own."""
+        """What the algorithm must have beside the model that it trains, by names of its own."""
+        self.measured: dict[str, Evaluation] = {} if found is None else found.measured
+        """Sums of other models than the one that it trains, by names of its own."""
         self.worth_keeping = found is not None
         """Whether so much is done that a device that stops had better keep the task."""
         self._found, self._write, self._every, self._clock = found, write, every, clock
@@ -242,6 +249,7 @@ class Progress:
             self._starts,
             self._fingerprint,
             self._rows,
+            self.measured,
         )
         began = self._clock()
         size = self._write(msgspec.msgpack.encode(content), vectors)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.manifest import Input
@@ -33,6 +33,11 @@ LARGEST = 1e30
 NO_BATCH = "a pass over the data gave no batch: there is nothing to train on now"
 EVALUATION_BATCH = 256
 """Most examples evaluated at a time: bounds memory, and changes no sum beyond rounding."""
+
+
+Step: TypeAlias = Callable[[Batch, int, Mapping[str, float]], tuple[float, dict[str, float]]]
+"""(batch, seed, all hyper-parameters of the bundle) -> the batch's mean loss and metrics, before
+the step."""
 
 
 class TrainingError(Exception):
@@ -116,6 +121,7 @@ def train(
     on_step: Callable[[int, float], None] | None = None,
     on_evaluated: Callable[[], None] = lambda: None,
     before_steps: Callable[[Data], None] = lambda data: None,
+    step: Step | None = None,
     progress: Progress | None = None,
 ) -> TrainingResult:
     """Train from the runtime's loaded model for ``epochs`` passes over ``data``, or until the time
@@ -142,6 +148,8 @@ def train(
             first.
         before_steps: Called with the data before the first step, within the time budget. It may use
             the runtime, and leaves it loaded with the model to train.
+        step: What is done with a batch. It leaves the runtime loaded with the model that makes the
+            update, and the round's model as the anchor. None: a step of the runtime.
         progress: The task's, which this is a part of. Where an earlier process began the part, it
             goes on: with the examples that were not seen yet, in the same order, and without
             ``before_steps`` and a second evaluation.
@@ -169,6 +177,7 @@ def train(
     if not limit > 0:
         raise OutOfTimeError(f"the time budget is {time_budget} s: nothing can be done in it")
     values = check_hyper(hyper, manifest.hyper)
+    do_step = step or partial(_step, runtime)
     data = as_data(data).fit(manifest.batch)
     diverged = partial(_diverged, data, manifest.batch, should_stop)
 
@@ -209,8 +218,8 @@ def train(
         if time_is_over or (done.steps and should_finish()):
             complete = False
             break
-        loss = runtime.step(batch, seed=(seed + done.steps) % SEEDS, **values)
-        done.add(epoch, count, loss, runtime.metrics)
+        loss, metrics = do_step(batch, (seed + done.steps) % SEEDS, values)
+        done.add(epoch, count, loss, metrics)
         # Written so that NaN, which is neither above nor below, fails too.
         if not abs(loss) <= LARGEST:
             raise diverged(f"step {done.steps}'s loss is {loss}: a smaller lr may help")
@@ -263,6 +272,12 @@ def train(
     )
     progress.end_part(result._asdict())
     return result
+
+
+def _step(
+    runtime: Runtime, batch: Batch, seed: int, hyper: Mapping[str, float]
+) -> tuple[float, dict[str, float]]:
+    return runtime.step(batch, seed=seed, **hyper), runtime.metrics
 
 
 def _diverged(

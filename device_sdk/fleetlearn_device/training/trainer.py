@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from fleetlearn_protocol.algorithms import of_step
 from fleetlearn_protocol.bundle import Bundle, open_bundle
 from fleetlearn_protocol.encodings import FLOAT32, find_encoding
 from fleetlearn_protocol.errors import BundleError
@@ -42,11 +43,15 @@ from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.runtimes.runtime import Kind, Runtime
 from fleetlearn_device.storage.content_cache import needed_files
 from fleetlearn_device.storage.errors import StateError
-from fleetlearn_device.storage.kept_states import personal_name
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.storage.tied_vectors import file_size
 from fleetlearn_device.storage.unmasked import UnmaskedUpdate
-from fleetlearn_device.training.algorithms import ALGORITHMS, check_step, run_algorithm
+from fleetlearn_device.training.algorithms import (
+    ALGORITHMS,
+    check_step,
+    personal_size,
+    run_algorithm,
+)
 from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, FeatureData, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
@@ -360,13 +365,13 @@ class Trainer:
             check_step(task.algorithm, bundle.manifest)  # before tied vectors are deleted
             check_parts(asked, bundle.manifest)
             tied = self._tied_vectors.begin(task.bundle, task.kept, size) if names else {}
-            personal_size = size if algorithm.personal == "model" else 0
+            own_size = personal_size(task.algorithm, bundle.manifest)
             update_bytes, unmasked_bytes = _room(task, bundle.manifest)
             self._outbox.reserve(
                 update_bytes,
                 4 * kept_state_size(bundle.manifest),
                 file_size(names, size),
-                4 * personal_size,
+                4 * own_size,
                 unmasked_bytes,
             )
             whole = self.task_data(bundle)
@@ -402,15 +407,15 @@ class Trainer:
                 personal_epochs=task.personal_epochs,
                 progress=progress,
             )
-            personal = self._kept_states.load(personal_name(task.bundle), personal_size)
+            personal = self._kept_states.load_personal(task.bundle, size if own_size else 0)
             inputs = Inputs(model, self._kept_state(bundle), vectors, tied, personal)
             outcome = run_algorithm(task.algorithm, runtime, bundle, data, inputs, settings)
             check_whole(task, complete=outcome.result.complete)
             if self.own_model is not None:
-                own = runtime.local if outcome.personal is None else outcome.personal
+                own = runtime.local if outcome.personal is None else outcome.personal[:size]
                 write_own_model(self.own_model, bundle, own)
         sent = encode_parts(asked, outcome.parts, task.seed, tied, task.clip, task.local_noise)
-        hyper = check_hyper(task.hyper, bundle.manifest.hyper)
+        hyper = check_hyper(of_step(task.algorithm, task.hyper), bundle.manifest.hyper)
         own_tied = tied_as_sent(task, asked, hyper, outcome, sent.contents, bundle.manifest)
         result = outcome.result
         if result.epochs >= 1 or result.evaluation is not None:

@@ -32,8 +32,8 @@ class Inputs(NamedTuple):
     """The tied vectors that the task goes on from, by name: float32, shape (P,). Those that are
     absent are zeros."""
     personal: Vector | None = None
-    """The device's personal model, where the algorithm has one: float32, shape (P,). None at the
-    first task."""
+    """What an algorithm with a personal model left: float32, the model's P elements, and behind
+    them whatever else the algorithm keeps. None at the first task."""
 
 
 class TaskSettings(NamedTuple):
@@ -41,6 +41,7 @@ class TaskSettings(NamedTuple):
     know."""
 
     hyper: Mapping[str, float]
+    """Of the bundle's step, and those of the algorithm (the protocol's ``EXCHANGES``)."""
     epochs: int
     batch_size: int
     seed: int
@@ -70,7 +71,8 @@ class TaskOutcome(NamedTuple):
     tied: Mapping[str, Vector] = {}
     """The tied vectors after the task, by name: float32, shape (P,)."""
     personal: Vector | None = None
-    """The personal model after the task, where the algorithm has one: float32, shape (P,)."""
+    """The personal model after the task, where the algorithm has one, and what else the algorithm
+    keeps: float32, shape (``personal_size``,)."""
     personal_evaluation: Evaluation | None = None
     """Sums of the personal model before the task, on what is held out or on all data, where the
     task evaluates."""
@@ -85,6 +87,8 @@ class TaskWork(NamedTuple):
     inputs: Inputs
     settings: TaskSettings
     progress: Progress
+    numbers: Mapping[str, float] = {}
+    """The hyper-parameters of the algorithm itself. ``settings`` has those of the bundle's step."""
 
     def load(self, correction: Vector | None = None) -> None:
         """Load the round's model and the kept state. correction: shape (P,), added to each step's

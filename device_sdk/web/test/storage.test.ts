@@ -180,9 +180,9 @@ describe.each(STORES)("a store %s", (_, open) => {
       await new Outbox(store).save({ ...finished, tied: { dual: Float32Array.of(3) } });
       const outbox = new Outbox(store);
       expect(await outbox.load()).toEqual(whole);
-      expect(await outbox.vector("kept", "b", 2)).toEqual(Float32Array.of(1, 2));
-      expect(await outbox.vector("kept", "b", 3)).toBeNull();
-      expect(await outbox.vector("personal", "b", 2)).toBeNull();
+      expect(await outbox.keptState("b", 2)).toEqual(Float32Array.of(1, 2));
+      expect(await outbox.keptState("b", 3)).toBeNull();
+      expect(await outbox.personal("b", 2)).toBeNull();
       await outbox.drop("another");
       expect(await outbox.load()).not.toBeNull();
       await outbox.drop("t");

@@ -223,7 +223,8 @@ def _training(
         )
     step = compute.step_seconds / speed
     before = compute.start_seconds / speed
-    batches = np.ceil(steps / passes_of(local.algorithm, local.epochs, local.personal_epochs))
+    passes = passes_of(local.algorithm, local.epochs, local.personal_epochs, local.hyper)
+    batches = np.ceil(steps / passes)
     if local.evaluate:
         before = before + EVALUATION_COST * batches * step
     if local.algorithm == "scaffold-gradient":  # the gradient of all data takes a pass by itself

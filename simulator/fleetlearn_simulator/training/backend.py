@@ -106,8 +106,8 @@ class Backend(Protocol):
     def evaluate_personal(
         self, inputs: RoundInputs, jobs: Sequence[Job]
     ) -> list[Evaluation | None]:
-        """Return the same of each device's personal model (Ditto's), which before its first task is
-        the round's."""
+        """Return the same of each device's personal model (Ditto's, pFedMe's, APFL's), which
+        before its first task is the round's."""
 
     def close(self) -> None: ...
 
@@ -126,7 +126,7 @@ class LocalSettings(NamedTuple):
     @property
     def passes(self) -> int:
         """How often a device passes over its data."""
-        return passes_of(self.algorithm, self.epochs, self.personal_epochs)
+        return passes_of(self.algorithm, self.epochs, self.personal_epochs, self.hyper)
 
 
 def local_settings(plan: Plan, bundle: Bundle) -> LocalSettings:
@@ -261,7 +261,9 @@ class PerDevice:
         evaluations = []
         for job in jobs:
             _, personal = self._split(self.kept_state(job))
-            self.runtime.load(inputs.model if personal is None else personal)
+            measured = self.algorithm.measured
+            own = None if personal is None else measured(personal, inputs.model, self.manifest)
+            self.runtime.load(inputs.model if own is None else own)
             evaluations.append(self._evaluate(job))
         return evaluations
 

@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from weakref import finalize
 
 import numpy as np
-from fleetlearn_device.training.algorithms import ALGORITHMS
+from fleetlearn_device.training.algorithms import ALGORITHMS, personal_size
 from fleetlearn_device.training.kept_state import kept_state_size
 from fleetlearn_protocol.encodings import leaves_residual
 from fleetlearn_protocol.manifest import Manifest
@@ -113,9 +113,9 @@ class RowSizes(NamedTuple):
 
 def row_sizes(manifest: Manifest, algorithm: str) -> RowSizes:
     """Return what a device keeps of such a bundle's tasks by this algorithm."""
-    personal = manifest.size if ALGORITHMS[algorithm].personal == "model" else 0
     return RowSizes(
-        kept_state_size(manifest) + personal, manifest.size * len(ALGORITHMS[algorithm].tied)
+        kept_state_size(manifest) + personal_size(algorithm, manifest),
+        manifest.size * len(ALGORITHMS[algorithm].tied),
     )
 
 

@@ -12,7 +12,7 @@ from fleetlearn_coordinator import Plan, PlanError
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
 from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
 from fleetlearn_coordinator.plan.recipes import RECIPES
-from fleetlearn_protocol.manifest import LocalStep, Manifest, Parameter, State
+from fleetlearn_protocol.manifest import Hyper, LocalStep, Manifest, Parameter, State
 from plans import SMALL
 from plans import manifest as fitting
 
@@ -206,3 +206,66 @@ def test_a_run_may_stop_by_the_personal_models_metric() -> None:
     ):
         with pytest.raises(PlanError, match=r'stop\.metric = "personal\.loss" is not measured'):
             parse(text).check_against(fitting())
+
+
+MOVES = f'recipe = "pfedme"\n{SMALL}{LR}mu = 2.0\n[local.hyper]\nouter_lr = {{}}\n{{}}'
+
+
+def test_pfedme_s_and_apfl_s_numbers_are_keys_of_local_hyper() -> None:
+    plan = parse(MOVES.format(0.5, ""))
+    plan.check_against(fitting())
+    assert plan.hyper(fitting()) == {"lr": 0.1, "mu": 2.0, "inner_steps": 5.0, "outer_lr": 0.5}
+    assert plan.round.weighting == "uniform"
+    sgd = fitting(hyper=(Hyper("lr"),), proximal=False)
+    apfl = parse(f'recipe = "apfl"\n{SMALL}{LR}')
+    apfl.check_against(sgd)
+    assert apfl.hyper(sgd) == {"lr": 0.1, "alpha": 0.5, "adapt_alpha": 1.0}
+    # in a bundle with a term that APFL does not use, its weight is 0
+    assert apfl.hyper(fitting())["mu"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            f'recipe = "pfedme"\n{SMALL}{LR}mu = 2.0',
+            "local.hyper.outer_lr is missing: recipe pfedme needs it, a number from 1e-6 to 1e6.",
+        ),
+        (
+            MOVES.format(0.75, ""),
+            "local.hyper.outer_lr = 0.75 and local.mu = 2: the local model would go beyond the "
+            "personal one. Their product must be at most 1, so outer_lr at most 0.5.",
+        ),
+        (
+            MOVES.format(0.5, "inner_steps = 2.5"),
+            "local.hyper.inner_steps = 2.5; expected a whole number from 1 to 10000.",
+        ),
+        (MOVES.format(0.5, "alpha = 1"), "local.hyper.alpha = 1.0 is not a value that the step"),
+        (
+            f'recipe = "apfl"\n{SMALL}{LR}[local.hyper]\nalpha = 1.5',
+            "local.hyper.alpha = 1.5; expected a number from 0 to 1.",
+        ),
+        (
+            MOVES.format(0.5, "[aggregation]\nnormalise = true"),
+            'local.algorithm = "pfedme": an update is no sum of gradients, as '
+            "aggregation.normalise and aggregation.q take it. It needs neither",
+        ),
+    ],
+)
+def test_numbers_of_pfedme_and_apfl_that_are_refused(text: str, said: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        parse(text).check_against(fitting())
+    assert said in refused.value.text
+
+
+def test_a_step_with_a_number_of_an_algorithm_s_name_is_refused() -> None:
+    own = fitting(hyper=(Hyper("lr"), Hyper("alpha", 0.1)), proximal=False)
+    with pytest.raises(PlanError, match="recipe apfl has a value alpha of its own, and so has"):
+        parse(f'recipe = "apfl"\n{SMALL}{LR}').check_against(own)
+
+
+def test_apfl_needs_plain_gradient_descent() -> None:
+    plain = fitting(hyper=(Hyper("lr"),), proximal=False)
+    momentum = msgspec.structs.replace(plain, step=LocalStep("momentum"))
+    with pytest.raises(PlanError, match="recipe apfl takes a model's change for a sum of gradi"):
+        parse(f'recipe = "apfl"\n{SMALL}{LR}').check_against(momentum)

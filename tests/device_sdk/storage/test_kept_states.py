@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from fleetlearn_device.storage.kept_states import personal_name, read_kept
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.messages import Report
@@ -62,3 +63,23 @@ def test_what_is_kept_and_damaged_is_put_aside(
     kept = state.kept_states.load(BUNDLE, 2)
     assert kept is not None
     assert kept.tolist() == AFTER.tolist()
+
+
+def test_a_personal_model_may_have_more_behind_it(state: StateDirectory, tmp_path: Path) -> None:
+    """Who wants its first elements need not know what the algorithm keeps there."""
+    more = np.array([5, 6, 7], np.float32)
+    state.outbox.save(REPORT, (UPDATE,), BUNDLE, BEFORE, personal=more)
+    found = state.kept_states.load_personal(BUNDLE, 2)
+    assert found is not None
+    assert found.tolist() == [5, 6, 7]
+    path = state.path / "kept" / personal_name(BUNDLE)
+    read = read_kept(path, 2, or_more=True)
+    assert read is not None
+    assert read.tolist() == [5, 6]
+    assert read_kept(path, 2) is None, "what is kept beside it has one size"
+    assert state.kept_states.load_personal("c" * 64, 2) is None
+    path.write_bytes(path.read_bytes()[:-4])
+    assert state.kept_states.load_personal(BUNDLE, 2) is None
+    assert path.with_name(f"{path.name}.damaged").exists()
+    state.outbox.save(LATER, (UPDATE,), BUNDLE, BEFORE, personal=more)
+    assert state.kept_states.load_personal(BUNDLE, 4) is None, "a model of another size"

@@ -30,6 +30,7 @@ from fleetlearn_device.training.progress import (
 )
 from fleetlearn_device.training.train import StoppedError
 from fleetlearn_device.training.trainer import MAX_STARTS, FinishedUpdate, KilledError, Trainer
+from fleetlearn_device.training.two_models import OWN
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.messages import Task
 from fleetlearn_protocol.vector import Vector
@@ -107,7 +108,7 @@ def two_tasks(
 @pytest.mark.parametrize(
     "algorithm",
     [
-        name if name in ("plain", "ditto") else pytest.param(name, marks=pytest.mark.slow)
+        name if name in ("plain", "ditto", "apfl") else pytest.param(name, marks=pytest.mark.slow)
         for name in ALGORITHMS
     ],
 )
@@ -116,8 +117,9 @@ def test_killed_after_each_step(bundles: dict[str, Bundle], tmp_path: Path, algo
     bundle = bundles[ALGORITHMS[algorithm]]
     undisturbed = two_tasks(tmp_path / "undisturbed", bundle, algorithm, [])
     steps = undisturbed[0]["report"][1] + (3 if algorithm in ("ditto", "fedrep") else 0)
+    each = {"pfedme": 3, "apfl": 2}.get(algorithm, 1)  # steps that the device tells of for a batch
     assert steps >= 6
-    found = two_tasks(tmp_path / "killed", bundle, algorithm, [*range(1, steps)])
+    found = two_tasks(tmp_path / "killed", bundle, algorithm, [*range(each, each * steps, each)])
     assert found == undisturbed
 
 
@@ -128,6 +130,8 @@ def test_killed_after_each_step(bundles: dict[str, Bundle], tmp_path: Path, algo
         "state",
         "loss",
         "kept",
+        "measured",
+        "own model",
         "result",
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("seen", "batches", "passes")),
         pytest.param("steps", marks=pytest.mark.slow),
@@ -138,7 +142,12 @@ def test_whatever_is_not_restored_shows(
     bundles: dict[str, Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str
 ) -> None:
     """The comparison of the test above can fail: each thing that a checkpoint holds is needed."""
-    algorithm = {"kept": "scaffold-gradient", "result": "ditto"}.get(mistake, "plain")
+    algorithm = {
+        "kept": "scaffold-gradient",
+        "result": "ditto",
+        "measured": "apfl",
+        "own model": "pfedme",
+    }.get(mistake, "plain")
     bundle = bundles[ALGORITHMS[algorithm]]
     die = 8 if mistake == "result" else 4
     undisturbed = two_tasks(tmp_path / "undisturbed", bundle, algorithm, [])
@@ -165,6 +174,10 @@ def test_whatever_is_not_restored_shows(
                 done.steps += 1
             case "kept":
                 found.kept["gradient"] = found.kept["gradient"] * 2
+            case "own model":
+                found.kept[OWN] = found.kept[OWN] + np.float32(1)
+            case "measured":
+                found.measured.clear()
             case _:
                 found.results[0]["update"] = found.results[0]["update"] * 2
         return found

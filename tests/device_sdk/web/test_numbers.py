@@ -149,6 +149,17 @@ LINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "ditto": ({"references": ("anchor",)}, {"algorithm": "ditto", "personal_epochs": 3}),
     "fedrep": ({"personal": True}, {"algorithm": "fedrep"}),
+    "pfedme": (
+        {"references": ("anchor",), "random": True},
+        {
+            "algorithm": "pfedme",
+            "hyper": {"lr": 0.1, "mu": 0.5, "inner_steps": 3.0, "outer_lr": 0.7},
+        },
+    ),
+    "apfl": (
+        {"references": ("anchor",), "optimizer": "sgd", "random": True},
+        {"algorithm": "apfl", "hyper": {"lr": 0.1, "alpha": 0.4, "adapt_alpha": 1.0}},
+    ),
     "int8": ({}, {"parts": {"update": "int8"}}),
     "topk": ({}, {"parts": {"update": "topk-0.5-float16"}}),
 }

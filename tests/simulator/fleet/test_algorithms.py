@@ -198,6 +198,16 @@ RUNS: dict[str, dict[str, Any]] = {
         "plan__local": {"epochs": 3, "personal_epochs": 2, "batch_size": 0, "lr": 0.05, "mu": 0.5},
         "plan__server": {},
     },
+    "pfedme": {
+        "plan__local": {
+            "epochs": 3, "batch_size": 0, "lr": 0.05, "mu": 0.5, "hyper": {"outer_lr": 1.0},
+        },
+        "plan__server": {},
+    },
+    "apfl": {
+        "plan__local": {"epochs": 3, "batch_size": 0, "lr": 0.05},
+        "plan__server": {},
+    },
     "asynchronous scaffold": {
         "plan__recipe": "fedbuff", "plan__round": BUFFERED,
         "plan__local": {"epochs": 3, "batch_size": 0, "lr": 0.05, "algorithm": "scaffold"},
@@ -244,7 +254,7 @@ def test_two_processes_and_a_stop_change_nothing(tmp_path: Path, bundle: Path, n
     expected = [(whole.folder / name).read_bytes() for name in names]
     for other in (two, stopped):
         assert [(other.folder / name).read_bytes() for name in names] == expected
-    if "ditto" in name:
+    if name.split()[-1] in ("ditto", "pfedme", "apfl"):
         assert all(
             "personal.loss" in row["evaluation"]
             for row in read_rows(whole.folder, ROUNDS)
@@ -308,6 +318,73 @@ def test_dittos_personal_models_by_hand(tmp_path: Path, bundle: Path) -> None:
     # two devices, a step for each pass, and the evaluation of the round's model
     seconds = 2 * 10 * (4 + 2 + 1 / 3)
     assert [row["device_seconds"]["useful"] for row in run.rounds] == pytest.approx([seconds] * 3)
+
+
+def test_pfedmes_and_apfls_models_by_hand(tmp_path: Path, bundle: Path) -> None:
+    """Three rounds of two devices with whole batches; what each keeps, and what it costs."""
+    local = {"epochs": 4, "batch_size": 0, "lr": 0.05}
+    moves = {"mu": 0.5, "hyper": {"inner_steps": 3, "outer_lr": 1.2}}
+    common = {"plan__round": UNIFORM, "plan__server": {}, "plan__stop__rounds": 3}
+    run = drive(scenario(tmp_path, bundle, "pfedme", plan__local=local | moves, **common))
+    model, thetas = np.array([3.0, 4.0]), [np.array([3.0, 4.0])] * 2
+    for row in run.rounds:
+        assert row["evaluation"]["personal.loss"] == pytest.approx(mean_loss(thetas), rel=1e-4)
+        ends = []
+        for device, each in enumerate(TWO):
+            w, theta = model.copy(), model.copy()
+            for _ in range(4):
+                for _ in range(3):
+                    theta = theta - 0.05 * (each.gradient(theta) + 0.5 * (theta - w))
+                w = w - 1.2 * 0.5 * (w - theta)
+            thetas[device] = theta
+            ends.append(w)
+        model = np.mean(ends, axis=0)
+    np.testing.assert_allclose(run.model, model, rtol=1e-5)
+    np.testing.assert_allclose(own_row(run.fleet, 0), thetas[0], rtol=1e-5)
+    seconds = [row["device_seconds"]["useful"] for row in run.rounds]
+    assert seconds == pytest.approx([2 * 10 * (4 * 3 + 1 / 3)] * 3)
+
+    numbers = {"hyper": {"alpha": 0.25, "adapt_alpha": 0.02}}
+    run = drive(scenario(tmp_path, bundle, "apfl", plan__local=local | numbers, **common))
+    model = np.array([3.0, 4.0])
+    own, alphas = [model, model], [0.25, 0.25]
+    for row in run.rounds:
+        mixed = [a * v + (1 - a) * model for a, v in zip(alphas, own, strict=True)]
+        assert row["evaluation"]["personal.loss"] == pytest.approx(mean_loss(mixed), rel=1e-4)
+        ends = []
+        for device, each in enumerate(TWO):
+            w, v, alpha = model, own[device], alphas[device]
+            for _ in range(4):
+                gradient = each.gradient(alpha * v + (1 - alpha) * w)
+                rise = -0.02 * 0.05 * np.dot(v - w, gradient)
+                v, w = v - 0.05 * alpha * gradient, w - 0.05 * each.gradient(w)
+                alpha = min(max(alpha + rise, 0.0), 1.0)
+            own[device], alphas[device] = v, alpha
+            ends.append(w)
+            mixed[device] = alpha * v + (1 - alpha) * w
+        model = np.mean(ends, axis=0)
+    assert alphas != [0.25, 0.25]
+    np.testing.assert_allclose(run.model, model, rtol=1e-5)
+    np.testing.assert_allclose(own_row(run.fleet, 1), [*mixed[1], *own[1], alphas[1]], rtol=1e-4)
+    seconds = [row["device_seconds"]["useful"] for row in run.rounds]
+    assert seconds == pytest.approx([2 * 10 * (4 * 2 + 1 / 3)] * 3)
+
+
+def own_row(fleet: Fleet, device: int) -> NDArray[np.float32]:
+    """What a device keeps of its personal model."""
+    rows = fleet.coordinator.kept
+    assert rows is not None
+    assert rows.states is not None
+    (row,) = rows.states.of([device])
+    return rows.states.file.read(row)
+
+
+def mean_loss(models: list[NDArray[np.float64]]) -> float:
+    """The mean of the two devices' losses, each with its own model."""
+    return float(np.mean([
+        np.array(each.curvature) @ (model - each.minimum) ** 2 / 2
+        for each, model in zip(TWO, models, strict=True)
+    ]))  # fmt: skip
 
 
 def test_the_gradient_of_all_data_takes_a_pass(tmp_path: Path, bundle: Path) -> None:

@@ -18,6 +18,8 @@ const EXCHANGES: Readonly<Record<string, Exchange>> = {
   feddyn: { vectors: ["model"], parts: ["update"] },
   ditto: { vectors: ["model"], parts: ["update"] },
   fedrep: { vectors: ["model"], parts: ["update"] },
+  pfedme: { vectors: ["model"], parts: ["update"] },
+  apfl: { vectors: ["model"], parts: ["update"] },
 };
 
 /** What this SDK can do for privacy, as a check-in says it. It adds no noise. */

@@ -181,9 +181,17 @@ export class Outbox {
     return content !== undefined && kept !== undefined && crc32(content) === kept.crc32;
   }
 
-  /** Return what the last task of a bundle left under `kept` or `personal`; null before the first task. */
-  async vector(kind: "kept" | "personal", bundle: string, size: number): Promise<Float32Array | null> {
-    return size === 0 ? null : vectorOf(await this.#store.read(`${kind}/${bundle}`), size);
+  /** Return the kept state that the last task of a bundle left; null before the first task. */
+  async keptState(bundle: string, size: number): Promise<Float32Array | null> {
+    return size === 0 ? null : vectorOf(await this.#store.read(`kept/${bundle}`), size);
+  }
+
+  /** Return the personal model that the last task of a bundle left, and behind its `size` elements what else the
+   * algorithm keeps; null before the first task. */
+  async personal(bundle: string, size: number): Promise<Float32Array | null> {
+    const content = size === 0 ? undefined : await this.#store.read(`personal/${bundle}`);
+    const whole = content !== undefined && content.length >= 4 * size && content.length % 4 === 0;
+    return whole ? vectorOf(content, content.length / 4) : null;
   }
 
   /** Return the tied vectors that this task made, by name. Deletes the bundle's other sets. */

@@ -12,7 +12,8 @@ import type { Task } from "../protocol/messages.ts";
 import { TrainingError } from "./errors.ts";
 import { keptStateSize } from "./kept_state.ts";
 import { ditto, fedrep } from "./personal.ts";
-import { EVALUATION_BATCH, seedPlus, type TrainingResult } from "./train.ts";
+import { checkHyper, EVALUATION_BATCH, seedPlus, type TrainingResult } from "./train.ts";
+import { apfl, innerSteps, pfedme } from "./two_models.ts";
 import { load, type Outcome, trainLoaded, type Work } from "./work.ts";
 
 /** An algorithm, and what it needs of the bundle. */
@@ -27,6 +28,12 @@ interface Algorithm {
   readonly without?: readonly (keyof LocalStep)[];
   /** `parameters`: the bundle has personal ones. `model`: a whole model; nothing else is kept from task to task. */
   readonly personal?: "parameters" | "model";
+  /** What it keeps with a whole model: so many vectors of P elements, the model first, and so many numbers. */
+  readonly keeps?: readonly [number, number];
+  /** Its own hyper-parameters, which a task has beside those of the bundle's step. */
+  readonly hyper?: readonly string[];
+  /** Steps of the runtime for each batch, where they are not 1. */
+  readonly turns?: (hyper: Readonly<Record<string, number>>) => number;
 }
 
 export const ALGORITHMS: Readonly<Record<string, Algorithm>> = {
@@ -36,7 +43,56 @@ export const ALGORITHMS: Readonly<Record<string, Algorithm>> = {
   feddyn: { run: feddyn, tied: ["dual"], perUpdate: { dual: dualPerUpdate }, switches: ["correction", "proximal"] },
   ditto: { run: ditto, switches: ["proximal"], personal: "model" },
   fedrep: { run: fedrep, without: ["clip", "contrastive"], personal: "parameters" },
+  pfedme: {
+    run: pfedme,
+    switches: ["proximal"],
+    personal: "model",
+    hyper: ["inner_steps", "outer_lr"],
+    turns: innerSteps,
+  },
+  apfl: {
+    run: apfl,
+    optimizer: "sgd",
+    personal: "model",
+    keeps: [2, 1],
+    hyper: ["alpha", "adapt_alpha"],
+    turns: () => 2,
+  },
 };
+
+/** Return the elements of what a task's algorithm with a personal model keeps; 0 for the others. */
+export function personalSize({ algorithm }: Task, { size }: Manifest): number {
+  const { personal, keeps: [vectors, numbers] = [1, 0] } = ALGORITHMS[algorithm]!;
+  return personal === "model" ? vectors * size + numbers : 0;
+}
+
+/** Return how many steps of the runtime a task makes, with so many batches in a pass, and how many of them for each
+ * batch. Throws TrainingError. */
+export function stepsOf(task: Task, batches: number): { steps: number; turns: number } {
+  const { personal, turns } = ALGORITHMS[task.algorithm]!;
+  const each = turns?.(task.hyper) ?? 1;
+  const apart = personal === undefined || turns !== undefined ? 0 : (task.personal_epochs ?? task.epochs);
+  return { steps: each * (task.epochs + apart) * batches, turns: each };
+}
+
+/** Return the values of a task's hyper-parameters: of the bundle's step, and of the algorithm itself. Throws
+ * TrainingError. */
+export function hyperOf(
+  task: Task,
+  manifest: Manifest,
+): { hyper: Record<string, number>; numbers: Record<string, number> } {
+  const { hyper: own = [] } = ALGORITHMS[task.algorithm]!;
+  const given = Object.entries(task.hyper);
+  const missing = own.filter((name) => !(name in task.hyper));
+  if (missing.length > 0) {
+    const text = `the algorithm ${task.algorithm} needs the hyper-parameters ${missing.join(", ")} too`;
+    throw new TrainingError("runtime-error", text);
+  }
+  return {
+    hyper: checkHyper(Object.fromEntries(given.filter(([name]) => !own.includes(name))), manifest.hyper),
+    numbers: Object.fromEntries(given.filter(([name]) => own.includes(name))),
+  };
+}
 
 /** Learning rate of the step that measures a gradient, (x - y) / lr: the larger, the smaller is the rounding of x beside
  * the gradient; a power of two adds no rounding of its own. */

@@ -9,7 +9,7 @@ import { type Hooks, type Settings, seedPlus, type TrainingResult } from "./trai
 import { load, type Outcome, trainLoaded, type Work } from "./work.ts";
 
 /** What the personal passes add to the task's seed, modulo 2^53. */
-const PERSONAL_SEED = 2 ** 52;
+export const PERSONAL_SEED = 2 ** 52;
 
 /**
  * Train the round's model as plain training does, then the device's personal model, which is pulled towards it.

@@ -41,7 +41,7 @@ export async function openSharedModel(
     const engine = await startEngine("wasm", runtimeFiles);
     const bundle = await openBundle(newest.bundle, contents, engine);
     const { manifest, runtime } = bundle;
-    const keptState = await new Outbox(store).vector("kept", newest.bundle, keptStateSize(manifest));
+    const keptState = await new Outbox(store).keptState(newest.bundle, keptStateSize(manifest));
     await loadModel(bundle, findEncoding(newest.encoding).decode(content), keptState);
     let predictor: Promise<Predictor> | null = null;
     const open = async (): Promise<Predictor> => {

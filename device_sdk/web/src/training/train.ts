@@ -3,7 +3,7 @@
 import { checkFinite } from "../protocol/formats.ts";
 import { gatherBuffers, type Hyper, withoutBuffers } from "../protocol/manifest.ts";
 import type { Evaluation } from "../protocol/messages.ts";
-import type { FittedData } from "./data.ts";
+import type { Batch, FittedData } from "./data.ts";
 import { TrainingError } from "./errors.ts";
 import { collectKeptState } from "./kept_state.ts";
 import type { Runtime } from "./runtime.ts";
@@ -49,8 +49,18 @@ export interface TrainingResult {
   readonly evaluation: Evaluation | null;
 }
 
+/** Returns the batch's mean loss and metrics, before the step. */
+export type Step = (
+  batch: Batch,
+  seed: number,
+  hyper: Readonly<Record<string, number>>,
+) => Promise<{ loss: number; metrics: Readonly<Record<string, number>> }>;
+
 /** What may be done between the evaluation and the first step, and after each step. */
 export interface Hooks {
+  /** What is done with a batch, instead of a step of the runtime. It leaves the model that makes the update, and the
+   * round's as its anchor. */
+  readonly step?: Step;
   readonly beforeSteps?: () => Promise<void>;
   readonly afterStep?: () => Promise<void>;
 }
@@ -80,6 +90,11 @@ export async function train(
   let lossSum = 0;
   let complete = true;
   const metricSums: Record<string, number> = {};
+  const plainStep: Step = async (...given) => {
+    const loss = await runtime.step(...given);
+    return { loss, metrics: runtime.metrics };
+  };
+  const doStep = hooks.step ?? plainStep;
   const began = performance.now();
   passesOverData: for (; passes < epochs; passes++) {
     for (const batch of data.batches(batchSize, seed, passes)) {
@@ -88,12 +103,12 @@ export async function train(
         complete = false;
         break passesOverData;
       }
-      const loss = await runtime.step(batch, seedPlus(seed, steps), settings.hyper);
+      const { loss, metrics } = await doStep(batch, seedPlus(seed, steps), settings.hyper);
       steps += 1;
       seen += batch.examples;
       if (!(Math.abs(loss) <= LARGEST)) throw diverged(data, `step ${steps}'s loss is ${loss}: a smaller lr may help`);
       lossSum += loss * batch.examples;
-      for (const [name, value] of Object.entries(runtime.metrics)) {
+      for (const [name, value] of Object.entries(metrics)) {
         metricSums[name] = (metricSums[name] ?? 0) + value * batch.examples;
       }
       await hooks.afterStep?.();

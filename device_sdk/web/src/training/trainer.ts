@@ -15,14 +15,14 @@ import { MASKED_ONCE } from "../session/secure_tasks.ts";
 import type { Contents } from "../storage/contents.ts";
 import type { FinishedUpdate, Outbox } from "../storage/outbox.ts";
 import type { Store } from "../storage/store.ts";
-import { ALGORITHMS, checkStep, runAlgorithm, tiedAsSent } from "./algorithms.ts";
+import { ALGORITHMS, checkStep, hyperOf, personalSize, runAlgorithm, stepsOf, tiedAsSent } from "./algorithms.ts";
 import { type Bundle, openBundle } from "./bundle.ts";
 import { type Columns, FittedData } from "./data.ts";
 import { TrainingError } from "./errors.ts";
 import { keptStateSize, loadModel } from "./kept_state.ts";
 import { CUT_SHORT, type Masker } from "./masker.ts";
 import { encodeParts } from "./sent_parts.ts";
-import { checkHyper, evaluateData, type TrainingResult } from "./train.ts";
+import { evaluateData, type TrainingResult } from "./train.ts";
 
 /** The device gives a task back after this many processes died during its training. */
 const MAX_STARTS = 3;
@@ -170,15 +170,16 @@ export class Trainer {
     const { size } = bundle.manifest;
     const residual = leavesResidual(task.parts.update!);
     const keptElements = keptStateSize(bundle.manifest);
-    const tiedVectors = (algorithm.tied ?? []).length + (residual ? 1 : 0) + (algorithm.personal === "model" ? 1 : 0);
+    const tiedVectors = (algorithm.tied ?? []).length + (residual ? 1 : 0);
+    const ownElements = personalSize(task, bundle.manifest);
     const sentVectors = Object.keys(task.parts).length + (masked ? 1 : 0); // with a mask, in place of the one without
-    await this.#outbox.tryRoom(4 * (size * (sentVectors + tiedVectors) + keptElements) + REPORT_BYTES);
+    await this.#outbox.tryRoom(4 * (size * (sentVectors + tiedVectors) + keptElements + ownElements) + REPORT_BYTES);
     const hasTied = residual || (algorithm.tied ?? []).length > 0;
     const tied = hasTied ? await this.#outbox.beginTied(task.bundle, task.kept, size) : {};
     const lostTied = (algorithm.tied ?? []).some((name) => task.kept !== null && tied[name] === undefined);
-    const passes = task.epochs + (algorithm.personal === undefined ? 0 : (task.personal_epochs ?? task.epochs));
-    const steps = passes * Math.ceil(data.examples / (task.batch_size || data.examples));
-    const personal = await this.#outbox.vector("personal", task.bundle, algorithm.personal === "model" ? size : 0);
+    const { steps, turns } = stepsOf(task, Math.ceil(data.examples / (task.batch_size || data.examples)));
+    const personal = await this.#outbox.personal(task.bundle, ownElements > 0 ? size : 0);
+    const { hyper, numbers } = hyperOf(task, bundle.manifest);
     const outcome = await runAlgorithm(task.algorithm, {
       bundle,
       data,
@@ -188,23 +189,23 @@ export class Trainer {
       tied,
       personal,
       settings: {
-        hyper: checkHyper(task.hyper, bundle.manifest.hyper),
+        hyper,
         epochs: task.epochs,
         batchSize: task.batch_size,
         seed: task.seed,
         timeBudget: end - performance.now(),
         evaluate: task.evaluate && !masked, // nothing that is measured is sent beside a masked update
         onBatch: (loss) => {
-          if (loss !== undefined) this.progress = { step: (this.progress?.step ?? 0) + 1, steps, loss };
+          if (loss !== undefined) this.progress = { step: (this.progress?.step ?? 0) + turns, steps, loss };
           return this.#countBatch();
         },
       },
+      numbers,
       personalEpochs: task.personal_epochs ?? task.epochs,
     });
     if (masked && !outcome.result.complete) throw new TrainingError("out-of-time", CUT_SHORT);
     const asFloats = masked ? { ...task, parts: { update: "float32" } } : task;
     const { contents, left, clipped } = encodeParts(asFloats, outcome.parts, tied);
-    const hyper = checkHyper(task.hyper, bundle.manifest.hyper);
     const ownTied = tiedAsSent(task, hyper, outcome, contents.update!, bundle.manifest);
     const { result } = outcome;
     this.#tell(task, result);
@@ -268,7 +269,7 @@ export class Trainer {
   }
 
   #keptState({ sha256, manifest }: Bundle): Promise<Float32Array | null> {
-    return this.#outbox.vector("kept", sha256, keptStateSize(manifest));
+    return this.#outbox.keptState(sha256, keptStateSize(manifest));
   }
 
   /**
@@ -332,7 +333,7 @@ export class Trainer {
   async #try(sha256: string, { task, model }: Training, engine: Engine): Promise<Trial> {
     const bundle = await openBundle(sha256, this.#contents, engine);
     const { runtime, manifest } = bundle;
-    const hyper = checkHyper(task.hyper, manifest.hyper);
+    const { hyper } = hyperOf(task, manifest);
     await loadModel(bundle, model, null);
     const data = new FittedData(this.#columns, manifest.batch);
     const [batch] = data.batches(Math.min(task.batch_size || TRIAL_BATCH, TRIAL_BATCH), null);

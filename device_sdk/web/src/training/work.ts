@@ -19,9 +19,12 @@ export interface Work {
   readonly vectors: Vectors;
   /** The tied vectors that the task goes on from. Those that are absent are zeros. */
   readonly tied: Vectors;
-  /** The device's personal model. null at the first task of an algorithm that has one. */
+  /** The device's personal model, and behind it what else its algorithm keeps. null at the first task of an algorithm
+   * that has one. */
   readonly personal: Float32Array | null;
   readonly settings: Settings;
+  /** The hyper-parameters of the algorithm itself. `settings` has those of the bundle's step. */
+  readonly numbers: Readonly<Record<string, number>>;
   /** Passes in which the personal model or parameters are trained by themselves. */
   readonly personalEpochs: number;
 }
