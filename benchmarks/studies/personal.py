@@ -103,7 +103,13 @@ def export(folder: Path, personal: Sequence[str] | str) -> Path:
 
 
 def scenario(bundle: Path, method: Method, kind: str, rounds: int, seed: int) -> Scenario:
-    local = {"epochs": EPOCHS, "batch_size": BATCH, "lr": LR, "mu": method.mu, "evaluate": False}
+    local: dict[str, Any] = {
+        "epochs": EPOCHS,
+        "batch_size": BATCH,
+        "lr": LR,
+        "mu": method.mu,
+        "evaluate": False,
+    }
     if method.recipe in ("ditto", "fedrep"):
         local["personal_epochs"] = EPOCHS
     if method.hyper:
@@ -139,8 +145,8 @@ class Used(NamedTuple):
             run_algorithm("plain", self.runtime, self.bundle, data.train, Inputs(model), settings)
             model = self.runtime.parameters.copy()
         if kept is not None and not kept_state_size(self.bundle.manifest):
-            measured = ALGORITHMS[self.method.recipe].measured
-            model, kept = measured(kept, model, self.bundle.manifest), None  # a personal model
+            own = ALGORITHMS[self.method.recipe].measured
+            model, kept = own(kept, model, self.bundle.manifest), None  # a personal model
         load_model(self.runtime, self.bundle, model, kept)
         measured = evaluate_data(self.runtime, data.test)
         return measured.metric_sums["accuracy"] / measured.examples
