@@ -167,7 +167,7 @@ class Predictor:
         unknown = [name for name in names if name not in rows]
         if unknown:
             raise StateError(f"infer.onnx of bundle {model.name} has unknown inputs: {unknown}")
-        outputs = tuple(row.name for row in bundle.manifest.outputs)
+        outputs = tuple(value.name for value in session.get_outputs())
         inputs = tuple(rows[name] for name in names)
         return LoadedModel(version, model, bundle.manifest, session, inputs, outputs)
 

@@ -237,8 +237,14 @@ def pack_bundle(path: str | os.PathLike[str], target: str | os.PathLike[str]) ->
     return target
 
 
+def inference_files(manifest: Manifest) -> tuple[str, ...]:
+    """Return the bundle's files that ``write_inference_model`` reads, beside the manifest."""
+    return () if manifest.computation is not msgspec.UNSET else (INFER,)
+
+
 def write_inference_model(bundle: Bundle, vector: Vector) -> bytes:
-    """Return infer.onnx with ``vector`` as its parameters: a file that any ONNX Runtime runs.
+    """Return infer.onnx with ``vector`` as its parameters: a file that any ONNX Runtime runs. Of a
+    bundle with a computation, ``vector`` is the state, and the file what predicts by it.
 
     ``vector`` is float32. With shape (P,) personal parameters keep their initial values; with shape
     (local_size,) it is a device's whole model.
@@ -253,12 +259,30 @@ def write_inference_model(bundle: Bundle, vector: Vector) -> bytes:
             f"a {vector.dtype} vector of shape {vector.shape}; expected float32 {expected}"
         )
     check_finite(vector)
+    if manifest.computation is not msgspec.UNSET:
+        return _computed_model(manifest, vector)
     content = bytearray(bundle.read(INFER))
     for parameter in manifest.parameters:
         if parameter.infer_offset is not None and parameter.offset < vector.size:
             raw = vector[parameter.offset : parameter.offset + prod(parameter.shape)].tobytes()
             content[parameter.infer_offset : parameter.infer_offset + len(raw)] = raw
     return bytes(content)
+
+
+def _computed_model(manifest: Manifest, state: Vector) -> bytes:
+    # What computations are is imported where a bundle has one.
+    from fleetlearn_protocol.computations.kinds import KINDS, kind_of
+
+    assert manifest.computation is not msgspec.UNSET
+    name = kind_of(manifest.computation)
+    infer = KINDS[name].infer
+    if infer is None:
+        raise BundleError(
+            Code.UNKNOWN_CONTENT,
+            f"bundle {manifest.name} computes {name}, which predicts nothing: there is no model "
+            "to write",
+        )
+    return infer(manifest.computation, state)
 
 
 def _read(path: Path, file: str, size: int | None) -> bytes:

@@ -13,17 +13,20 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from computing import computed
 from fleetlearn_device.__main__ import main
 from fleetlearn_device.predictor import Predictor
 from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.storage.errors import StateError
-from fleetlearn_device.storage.model_in_use import FOLDER, ModelsInUse, NoModelError
+from fleetlearn_device.storage.model_in_use import FOLDER, ModelInUse, ModelsInUse, NoModelError
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.newest_model import NewestModel
 from fleetlearn_device.training.train import StoppedError
 from fleetlearn_device.training.trainer import Trainer
 from fleetlearn_protocol import open_bundle, write_inference_model
+from fleetlearn_protocol.computations.boosting_settings import BoostColumn, BoostedTrees
+from fleetlearn_protocol.computations.bundle import write_computation_bundle
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.exchanges import EVALUATION
 from fleetlearn_protocol.messages import Question, Task
@@ -321,3 +324,35 @@ def test_a_command_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture
     StateDirectory(tmp_path / "state").close()
     assert main(["export-model", "--state", str(tmp_path / "state"), "m.onnx"]) == 1
     assert "has no model for predictions" in capsys.readouterr().err
+
+
+def test_a_computation_s_model_is_made_of_its_state(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Trees that devices boosted: no graph came with the bundle, and predictions are made."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 2)).astype(np.float32)
+    told = BoostedTrees(
+        columns=(BoostColumn("a"), BoostColumn("b")), loss="logistic", rounds=3, label="ill"
+    )
+    rows = {"x": x, "y": (x[:, 0] > 0).astype(np.int64)}
+    _, states = computed(told, [rows])
+    path = write_computation_bundle(tmp_path / "trees.bundle", "trees", told)
+    bundle = open_bundle(path)
+    # As the device has it in its cache: a folder, of which it fetched the manifest alone.
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    (folder / "manifest.json").write_bytes(bundle.read("manifest.json"))
+    state, content = tmp_path / "state", states[-1].tobytes()
+    state.mkdir()
+    model = ModelInUse(bundle.sha256, "trees", digest(content), "float32", since=0.0)
+    ModelsInUse(state).take(model, content, open_bundle(folder, files=()))
+    found = Predictor(state).predict({"a": x[:, 0], "b": x[:, 1]})
+    assert isinstance(found, dict)
+    assert (found["class"] == rows["y"]).mean() > 0.95
+    assert found["probabilities"].shape == (80, 2)
+    table = tmp_path / "new.csv"
+    table.write_text("b,a\n0.5,2\n,-2\n")
+    assert main(["predict", "--state", str(state), str(table)]) == 0
+    lines = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
+    assert [line["class"] for line in lines] == [1, 0]

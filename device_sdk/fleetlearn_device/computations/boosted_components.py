@@ -25,6 +25,7 @@ from fleetlearn_protocol.computations.components_layout import (
     components_sums,
     grid_bits,
     numeric_columns,
+    range_counts_of,
     scaled,
     spline_basis,
 )
@@ -112,7 +113,7 @@ def _add_counts(
 ) -> None:
     numeric = numeric_columns(settings)
     boundaries = values["boundaries"]
-    counts = sums["body"][: len(numeric) * (boundaries.shape[1] + 1)].reshape(len(numeric), -1)
+    counts = range_counts_of(sums["body"], settings)
     for place, column in enumerate(numeric):
         counts[place] = count_between(x[:, column], boundaries[place])
     if settings.loss == "squared":

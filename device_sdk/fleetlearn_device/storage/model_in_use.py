@@ -5,7 +5,7 @@ network.
 
     current.json         which model it is; replaced whenever the device takes a newer one
     SHA                  the model's vector, as it was sent
-    bundle-SHA/          infer.onnx of its bundle, and manifest.json
+    bundle-SHA/          manifest.json of its bundle, and infer.onnx, if it has graphs
 
 The files of a model are there before current.json names it, and those of the model before go
 afterwards. So a process that finds a file missing reads current.json again.
@@ -19,11 +19,11 @@ import shutil
 from pathlib import Path
 
 import msgspec
-from fleetlearn_protocol.bundle import Bundle, open_bundle
+from fleetlearn_protocol.bundle import Bundle, inference_files, open_bundle
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.frames import Buffer
-from fleetlearn_protocol.manifest import INFER, MANIFEST
+from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.messages import Digest, Identifier
 from fleetlearn_protocol.vector import Vector, digest
 
@@ -111,13 +111,15 @@ class ModelsInUse:
         draft = folder.with_name(f"{folder.name}.tmp")
         shutil.rmtree(draft, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
-        (draft / INFER).parent.mkdir(parents=True)
+        draft.mkdir()
         (draft / MANIFEST).write_bytes(bundle.read(MANIFEST))
-        bundle.check(INFER)
-        try:
-            os.link(bundle.path / INFER, draft / INFER)
-        except OSError:  # a file system without links, such as FAT
-            shutil.copyfile(bundle.path / INFER, draft / INFER)
+        for file in inference_files(bundle.manifest):
+            bundle.check(file)
+            (draft / file).parent.mkdir(parents=True)
+            try:
+                os.link(bundle.path / file, draft / file)
+            except OSError:  # a file system without links, such as FAT
+                shutil.copyfile(bundle.path / file, draft / file)
         draft.replace(folder)
 
 
@@ -137,7 +139,7 @@ def stamp_of(path: Path) -> tuple[int, int] | None:
 
 
 def read_model(folder: Path) -> tuple[ModelInUse, Bundle, Vector]:
-    """Return the model in use of a state directory, with its bundle, which has infer.onnx alone,
+    """Return the model in use of a state directory, its bundle with what predictions read alone,
     and its vector: float32, shape (P,). The directory may be in use.
 
     Raises NoModelError, StateError (damaged).
@@ -165,7 +167,7 @@ def read_model(folder: Path) -> tuple[ModelInUse, Bundle, Vector]:
 
 def _read_once(path: Path) -> tuple[ModelInUse, Bundle, Vector]:
     model = read_checked_json((path / FILE).read_bytes(), ModelInUse)
-    bundle = open_bundle(path / f"bundle-{model.bundle}", files=[INFER])
+    bundle = _open(path / f"bundle-{model.bundle}")
     if bundle.sha256 != model.bundle:
         raise ValueError(f"{bundle.path} has another manifest than its name says")
     content = (path / model.model).read_bytes()
@@ -176,7 +178,15 @@ def _read_once(path: Path) -> tuple[ModelInUse, Bundle, Vector]:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        open_bundle(folder, files=[INFER])
+        _open(folder)
     except BundleError:
         return False
     return True
+
+
+def _open(folder: Path) -> Bundle:
+    """Open a bundle's folder and check what predictions read of it. Raises BundleError."""
+    bundle = open_bundle(folder, files=())
+    for file in inference_files(bundle.manifest):
+        bundle.check(file)
+    return bundle

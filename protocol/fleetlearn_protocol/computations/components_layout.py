@@ -141,6 +141,12 @@ def first_components(settings: BoostedComponents) -> Vector:
     return layout.pack(values)
 
 
+def range_counts_of(body: NDArray[np.int64], settings: BoostedComponents) -> NDArray[np.int64]:
+    """Return a view of the counts in the sums' body: (columns of numbers, boundaries + 1)."""
+    shape = len(numeric_columns(settings)), BOUNDARIES + 1
+    return body[: shape[0] * shape[1]].reshape(shape)
+
+
 def grid_bits(rows: int) -> int:
     """Return how finely each row's products are rounded: to multiples of 2^-bits of their scale.
 

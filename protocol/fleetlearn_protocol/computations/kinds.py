@@ -7,7 +7,12 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET, UnsetType
 
-from fleetlearn_protocol.computations import components_layout, statistics, trees_layout
+from fleetlearn_protocol.computations import (
+    boosted_onnx,
+    components_layout,
+    statistics,
+    trees_layout,
+)
 from fleetlearn_protocol.computations.boosting_settings import BoostedComponents, BoostedTrees
 from fleetlearn_protocol.computations.layout import Layout, SumsLayout
 from fleetlearn_protocol.computations.settings import ComputationSettings, Statistics
@@ -31,6 +36,8 @@ class ComputationKind(NamedTuple):
     """The arrays of a batch of rows."""
     preprocessing: Callable[[Any], Preprocessing | UnsetType] = lambda settings: UNSET
     """How they are made of a table, where the bundle's maker says nothing else."""
+    infer: Callable[[Any, Vector], bytes] | None = None
+    """A state as an ONNX file that predicts; None: nothing is predicted."""
 
 
 def _statistics_arrays(settings: Statistics) -> tuple[Input, ...]:
@@ -84,6 +91,7 @@ KINDS: Mapping[str, ComputationKind] = {
         trees_layout.first_trees,
         _boosting_arrays,
         _boosting_preprocessing,
+        boosted_onnx.trees_onnx,
     ),
     "boosted-components": ComputationKind(
         BoostedComponents,
@@ -92,6 +100,7 @@ KINDS: Mapping[str, ComputationKind] = {
         components_layout.first_components,
         _boosting_arrays,
         _boosting_preprocessing,
+        boosted_onnx.components_onnx,
     ),
 }
 """By the name that is the tag of the settings."""

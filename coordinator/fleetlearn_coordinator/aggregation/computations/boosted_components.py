@@ -25,6 +25,7 @@ from fleetlearn_protocol.computations.components_layout import (
     components_state,
     components_sums,
     grid_bits,
+    range_counts_of,
 )
 from fleetlearn_protocol.computations.fixed_point import from_fixed
 from fleetlearn_protocol.computations.layout import Sums
@@ -101,7 +102,7 @@ def result(state: Vector, settings: BoostedComponents) -> dict[str, Any]:
 
 def _find_ranges(values: Values, sums: dict[str, Sums], settings: BoostedComponents) -> None:
     boundaries = values["boundaries"]
-    counts = sums["body"][: boundaries.size + len(boundaries)].reshape(len(boundaries), -1)
+    counts = range_counts_of(sums["body"], settings)
     values["exchange"][()] += 1
     values["rows"][()] = sums["rows"]
     if settings.loss == "squared":
