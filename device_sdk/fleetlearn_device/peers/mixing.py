@@ -126,6 +126,17 @@ def mix(own: Floats, received: Mapping[int, Floats], weights: Mapping[int, float
     return mixed
 
 
+def average(first: Floats, second: Floats) -> Floats:
+    """Return what both peers of a pair have after they met (gossip): the mean, with the same bits
+    on both sides, so that the sum of their models stays as it is.
+
+    Stephen Boyd et al., "Randomized gossip algorithms", 2006; with training between the meetings,
+    Xiangru Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", ICML
+    2018 (arXiv 1710.06952), algorithm 1.
+    """
+    return np.asarray((first + second) / 2, first.dtype)
+
+
 def mix_all(models: Floats, matrix: MixingMatrix) -> Floats:
     """Return all peers' next models, W x: shape (n, P), as ``models``.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,22 +34,37 @@ def reached_from_first(matrix: MixingMatrix) -> NDArray[np.bool_]:
     return reached
 
 
-def spectral_gap(matrix: MixingMatrix) -> float:
-    """Return 1 - max(abs(lambda_2), abs(lambda_n)): each mixing multiplies the distance of the
+def spectral_gap(matrices: Sequence[MixingMatrix]) -> float:
+    """Return 1 - max(abs(lambda_2), abs(lambda_n)) of W: each mixing multiplies the distance of the
     models from their mean, in the Euclidean norm, by at most 1 less this gap. The complete graph
     has the gap 1; with a gap of 0 models never become alike.
+
+    Of several matrices by turns it is 1 - (second singular value of their product)^(1 / number of
+    matrices): the same for the mean mixing of a turn.
 
     The eigenvalues are those of W - 11^T/n. Where each row is the one before it, moved by one place
     (rings), they are the discrete Fourier transform of the first row. Otherwise they are numpy's
     for up to 512 peers, and those that Lanczos finds for more.
     """
-    if (first := _first_row_of_a_ring(matrix)) is not None:
-        largest = np.abs(np.fft.fft(first).real[1:]).max(initial=0.0)
-    elif len(matrix) <= _SMALL or (found := _lanczos(matrix)) is None:
-        largest = np.abs(np.linalg.eigvalsh(matrix.dense() - 1 / len(matrix))).max()
-    else:
-        largest = found
-    return float(1 - min(largest, 1.0))
+    if len(matrices) > 1:
+        # The product's singular values are the roots of the eigenvalues of P^T P.
+        turn = [*matrices, *reversed(matrices)]
+        return 1 - _largest(turn) ** (1 / len(turn))
+    if (first := _first_row_of_a_ring(matrices[0])) is not None:
+        return float(1 - np.abs(np.fft.fft(first).real[1:]).max(initial=0.0))
+    return 1 - _largest(matrices)
+
+
+def _largest(matrices: Sequence[MixingMatrix]) -> float:
+    """Return the largest magnitude of an eigenvalue, after the mean's, of a symmetric product: the
+    first matrix is applied first."""
+    peers = len(matrices[0])
+    found = _lanczos(matrices) if peers > _SMALL else None
+    if found is None:
+        product = reduce(np.matmul, [matrix.dense() for matrix in reversed(matrices)])
+        found = float(np.abs(np.linalg.eigvalsh(product - 1 / peers)).max())
+    # Rounding leaves 1e-17 of the product 11^T/n, and the root of that is not small.
+    return min(found, 1.0) if found > _TOLERANCE**2 else 0.0
 
 
 def _first_row_of_a_ring(matrix: MixingMatrix) -> NDArray[np.float64] | None:
@@ -65,20 +83,22 @@ def _first_row_of_a_ring(matrix: MixingMatrix) -> NDArray[np.float64] | None:
     return row
 
 
-def _lanczos(matrix: MixingMatrix) -> float | None:
-    """Return the largest magnitude of an eigenvalue of W - 11^T/n, or None if 400 steps are too few
-    to know it to 1e-10.
+def _lanczos(matrices: Sequence[MixingMatrix]) -> float | None:
+    """Do what ``_largest`` does. Returns None if 400 steps are too few to know it to 1e-10.
 
     Lanczos, "An iteration method for the solution of the eigenvalue problem", 1950, made orthogonal
     in full. The error of a Ritz value is at most the magnitude of its residual's last element.
     """
-    peers = len(matrix)
+    peers = len(matrices[0])
     vector = np.random.Generator(np.random.PCG64(0)).standard_normal(peers)
     vector -= vector.mean()
     basis: list[NDArray[np.float64]] = [np.asarray(vector / np.linalg.norm(vector))]
     diagonal, beside = [], []
     for step in range(_MOST_STEPS):
-        vector = mix_all(basis[-1].reshape(-1, 1), matrix).reshape(-1)
+        column = basis[-1].reshape(-1, 1)
+        for matrix in matrices:
+            column = mix_all(column, matrix)
+        vector = column.reshape(-1)
         diagonal.append(float(vector @ basis[-1]))
         for _ in range(2):  # once leaves what rounding brings back
             vector -= vector.mean()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fleetlearn_device.peers.mixing import MixingMatrix, metropolis, mix, mix_all, without
+from fleetlearn_device.peers.mixing import MixingMatrix, average, metropolis, mix, mix_all, without
 from fleetlearn_device.peers.topologies import complete, exponential, random_regular, ring, torus
 
 MATRICES = {
@@ -131,6 +131,15 @@ def test_metropolis_weights_of_a_star_by_hand() -> None:
         [quarter, 0, 0, 3 / 4],
     ]
     np.testing.assert_array_equal(matrix.dense(), expected)
+
+
+def test_a_pair_has_its_mean_with_the_same_bits() -> None:
+    first, second = np.random.default_rng(6).normal(size=(2, 1000)).astype(np.float32)
+    found = average(first, second)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, average(second, first))
+    np.testing.assert_array_equal(average(first, first), first)
+    np.testing.assert_allclose(found, (first + second.astype(np.float64)) / 2, atol=1e-7)
 
 
 def test_too_many_pairs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 import pytest
 from fleetlearn_device.peers import spectrum
 from fleetlearn_device.peers.mixing import MixingMatrix, metropolis, without
 from fleetlearn_device.peers.spectrum import reached_from_first, spectral_gap
-from fleetlearn_device.peers.topologies import complete, exponential, random_regular, ring, torus
+from fleetlearn_device.peers.topologies import (
+    complete,
+    exponential,
+    one_peer_exponential,
+    random_regular,
+    ring,
+    torus,
+)
 
 FULL_TURN = 2 * np.pi
 
@@ -26,25 +35,25 @@ def hypercube(dimensions: int) -> MixingMatrix:
 @pytest.mark.parametrize("peers", [3, 4, 16, 101])
 def test_ring(peers: int) -> None:
     turns = np.cos(FULL_TURN * np.arange(1, peers) / peers)
-    assert spectral_gap(ring(peers)) == pytest.approx(1 - np.abs((1 + 2 * turns) / 3).max())
+    assert spectral_gap([ring(peers)]) == pytest.approx(1 - np.abs((1 + 2 * turns) / 3).max())
 
 
 def test_ring_of_ten_thousand() -> None:
     expected = 2 / 3 * (1 - np.cos(FULL_TURN / 10_000))
-    assert spectral_gap(ring(10_000)) == pytest.approx(expected, rel=1e-6)
+    assert spectral_gap([ring(10_000)]) == pytest.approx(expected, rel=1e-6)
     assert expected == pytest.approx(1.3159e-7, rel=1e-4)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(3, 3), (4, 6), (40, 50)])
 def test_torus(rows: int, columns: int) -> None:
     slowest = (3 + 2 * np.cos(FULL_TURN / max(rows, columns))) / 5
-    assert spectral_gap(torus(rows, columns)) == pytest.approx(1 - slowest, abs=1e-9)
+    assert spectral_gap([torus(rows, columns)]) == pytest.approx(1 - slowest, abs=1e-9)
 
 
 @pytest.mark.parametrize("dimensions", [2, 5, 10])
 def test_hypercube(dimensions: int) -> None:
     """Eigenvalues (d + 1 - 2 k) / (d + 1): the largest magnitude after 1 is (d - 1) / (d + 1)."""
-    assert spectral_gap(hypercube(dimensions)) == pytest.approx(2 / (dimensions + 1), abs=1e-9)
+    assert spectral_gap([hypercube(dimensions)]) == pytest.approx(2 / (dimensions + 1), abs=1e-9)
 
 
 @pytest.mark.parametrize("peers", [5, 16, 100, 1000])
@@ -53,12 +62,12 @@ def test_exponential(peers: int) -> None:
     distances |= {peers - distance for distance in distances}
     angles = FULL_TURN * np.arange(1, peers)[:, None] * np.array(sorted(distances)) / peers
     values = (1 + np.cos(angles).sum(axis=1)) / (1 + len(distances))
-    assert spectral_gap(exponential(peers)) == pytest.approx(1 - np.abs(values).max())
+    assert spectral_gap([exponential(peers)]) == pytest.approx(1 - np.abs(values).max())
 
 
 @pytest.mark.parametrize("peers", [1, 2, 9, 70])
 def test_complete(peers: int) -> None:
-    assert spectral_gap(complete(peers)) == pytest.approx(1.0)
+    assert spectral_gap([complete(peers)]) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +83,21 @@ def test_complete(peers: int) -> None:
     ],
 )
 def test_all_against_numpy(matrix: MixingMatrix) -> None:
-    assert spectral_gap(matrix) == pytest.approx(by_numpy(matrix), abs=1e-9)
+    assert spectral_gap([matrix]) == pytest.approx(by_numpy(matrix), abs=1e-9)
+
+
+@pytest.mark.parametrize("peers", [6, 13, 100, 600])
+def test_matrices_by_turns_against_the_singular_values_of_their_product(peers: int) -> None:
+    matrices = one_peer_exponential(peers)
+    product = reduce(np.matmul, [matrix.dense() for matrix in reversed(matrices)])
+    second = np.linalg.svd(product - 1 / peers, compute_uv=False)[0]
+    assert spectral_gap(matrices) == pytest.approx(1 - second ** (1 / len(matrices)), abs=1e-9)
+    assert 0 < spectral_gap(matrices) < 1
+
+
+@pytest.mark.parametrize("peers", [16, 1024])
+def test_matrices_by_turns_that_reach_the_mean(peers: int) -> None:
+    assert spectral_gap(one_peer_exponential(peers)) == 1.0
 
 
 def test_a_line_that_lanczos_does_not_finish_is_left_to_numpy(
@@ -82,12 +105,12 @@ def test_a_line_that_lanczos_does_not_finish_is_left_to_numpy(
 ) -> None:
     line = metropolis(520, np.array([(row, row + 1) for row in range(519)]))
     monkeypatch.setattr(spectrum, "_MOST_STEPS", 30)
-    assert spectral_gap(line) == pytest.approx(by_numpy(line), abs=1e-12)
+    assert spectral_gap([line]) == pytest.approx(by_numpy(line), abs=1e-12)
 
 
 def test_unconnected_peers_have_no_gap_and_are_not_reached() -> None:
     matrix = metropolis(5, np.array([[0, 1], [1, 2], [3, 4]]))
-    assert spectral_gap(matrix) == pytest.approx(0.0)
+    assert spectral_gap([matrix]) == pytest.approx(0.0)
     np.testing.assert_array_equal(
         reached_from_first(matrix).any(axis=1), [True, True, True, False, False]
     )
@@ -96,5 +119,5 @@ def test_unconnected_peers_have_no_gap_and_are_not_reached() -> None:
 def test_swapping_models_for_ever_has_no_gap() -> None:
     zero = np.zeros(2)
     swap = MixingMatrix(zero, np.array([0, 1, 2]), np.array([1, 0]), np.ones(2))
-    assert spectral_gap(swap) == pytest.approx(0.0)
+    assert spectral_gap([swap]) == pytest.approx(0.0)
     np.testing.assert_array_equal(reached_from_first(swap), [[True, False], [False, True]])
