@@ -36,6 +36,7 @@ with needs("fleetlearn-simulate", "simulator"):
     from fleetlearn_simulator.audit import audit_command
     from fleetlearn_simulator.fleet.fleet import Fleet
     from fleetlearn_simulator.interrupts import STOP_REQUESTED, begin_worker, interruptible
+    from fleetlearn_simulator.peers import peers_command
     from fleetlearn_simulator.results.private_runs import NOT_RELEASED, privacy_words
     from fleetlearn_simulator.results.replayed_run import replayed_runs
     from fleetlearn_simulator.results.run_folder import CHECKPOINT, SCENARIO, SUMMARY
@@ -47,6 +48,7 @@ app = command_app("fleetlearn-simulate", "Simulates a fleet of devices in virtua
 app.add_typer(result_commands.app)
 app.add_typer(privacy_command.app)
 app.add_typer(audit_command.app)
+app.add_typer(peers_command.app)
 ScenarioFile = Annotated[
     Path,
     typer.Argument(metavar="SCENARIO.toml", help="The plan, the devices, and what goes wrong."),

@@ -24,6 +24,8 @@ Floats = TypeVar("Floats", NDArray[np.float32], NDArray[np.float64])
 MOST_WEIGHTS = 2**25
 """The most weights between peers that a matrix may have: 512 MiB."""
 _ROUNDING = 1e-12
+_CACHED = 2**17
+"""Elements of the rows that are mixed together."""
 _MANY_NEIGHBOURS = 64
 """From this mean number of neighbours on, one product of dense matrices is quicker."""
 
@@ -147,11 +149,15 @@ def mix_all(models: Floats, matrix: MixingMatrix) -> Floats:
     if len(matrix.weights) > _MANY_NEIGHBOURS * len(matrix):
         return np.asarray(matrix.dense().astype(models.dtype) @ models)
     mixed = models.copy()
-    for place in range(int(counts.max(initial=0))):
-        rows = np.flatnonzero(counts > place)
-        at = matrix.starts[rows] + place
-        weights = matrix.weights[at].astype(models.dtype)[:, None]
-        mixed[rows] += weights * (models[matrix.neighbours[at]] - models[rows])
+    # So many rows at a time that they stay in the processor's cache.
+    height = max(1, _CACHED // max(1, models.shape[1]))
+    for begin in range(0, len(matrix), height):
+        own, block = counts[begin : begin + height], mixed[begin : begin + height]
+        for place in range(int(own.max())):
+            rows = np.flatnonzero(own > place)
+            at = matrix.starts[begin + rows] + place
+            weights = matrix.weights[at].astype(models.dtype)[:, None]
+            block[rows] += weights * (models[matrix.neighbours[at]] - models[begin + rows])
     return mixed
 
 

@@ -49,7 +49,7 @@ def spectral_gap(matrices: Sequence[MixingMatrix]) -> float:
     if len(matrices) > 1:
         # The product's singular values are the roots of the eigenvalues of P^T P.
         turn = [*matrices, *reversed(matrices)]
-        return 1 - _largest(turn) ** (1 / len(turn))
+        return float(1 - _largest(turn) ** (1 / len(turn)))
     if (first := _first_row_of_a_ring(matrices[0])) is not None:
         return float(1 - np.abs(np.fft.fft(first).real[1:]).max(initial=0.0))
     return 1 - _largest(matrices)

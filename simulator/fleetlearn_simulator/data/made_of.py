@@ -36,9 +36,10 @@ MAY_CHANGE = (
     "plan.durable",
     "plan.stop",
     "plan.models",
+    "peers",
 )
 """Keys that change nothing of what a run has done. It may go on with other stop rules; ``seed``
-replaces the plan's."""
+replaces the plan's; ``peers`` is for training without a coordinator."""
 OF_SERVICE = ("service.heartbeat", "service.uploads", "service.downloads")
 """The keys of [service] that a simulation depends on, beside the one that ``population.connected``
 repeats."""

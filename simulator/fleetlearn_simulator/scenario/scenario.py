@@ -31,6 +31,7 @@ from fleetlearn_simulator.scenario.defaults import (
     read_service,
     read_tiers,
 )
+from fleetlearn_simulator.scenario.peers_section import PeersSection
 from fleetlearn_simulator.scenario.poisson_rules import poisson_contradictions
 from fleetlearn_simulator.scenario.sections import (
     Availability,
@@ -72,6 +73,9 @@ class Scenario(Section, frozen=True, kw_only=True):
     availability: Availability
     failures: Failures
     coordinator: Coordinator
+    peers: PeersSection | None = None
+    """How peers train without a coordinator. ``fleetlearn-simulate peers`` needs it, and nothing
+    else reads it."""
     sweep: dict[str, list[Any]]
     """Dotted key -> values: there is a run for each combination. ``expand`` makes these runs. The
     scenario itself is the first of them."""
@@ -166,6 +170,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "failures.outages": Outage,
     "failures.corrupt": Corrupt,
     "coordinator": Coordinator,
+    "peers": PeersSection,
 }
 
 

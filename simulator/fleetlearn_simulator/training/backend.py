@@ -60,6 +60,13 @@ class RoundInputs(NamedTuple):
     """Vectors beside the model by name, such as SCAFFOLD's ``control``: float32, shape (P,)."""
     hyper: Mapping[str, float] | None = None
     """Hyper-parameters by name. None: the plan's."""
+    models: RowReader | None = None
+    """Where peers' own models are: a job begins with the row that has its device's number. None:
+    all jobs begin with ``model``."""
+
+    def begin(self, job: Job) -> Vector:
+        """Return the model that a job begins with: float32, shape (P,)."""
+        return self.model if self.models is None else self.models.read(job.device)
 
 
 class Job(NamedTuple):
@@ -219,7 +226,8 @@ class PerDevice:
             personal_epochs=self.task.personal_epochs,
         )
         kept_state, personal = self._split(self.kept_state(job))
-        inputs_of_job = Inputs(inputs.model, kept_state, inputs.vectors, self.tied(job), personal)
+        begin, tied = inputs.begin(job), self.tied(job)
+        inputs_of_job = Inputs(begin, kept_state, inputs.vectors, tied, personal)
         try:
             outcome = run_algorithm(
                 self.task.algorithm, self.runtime, self.bundle, data, inputs_of_job, settings

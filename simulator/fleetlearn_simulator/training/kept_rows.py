@@ -24,6 +24,7 @@ from fleetlearn_simulator.errors import SimulatorError
 KEPT_STATES = "kept_states.f32"
 TIED_VECTORS = "tied_vectors.f32"
 RESIDUALS = "residuals.f32"
+PEER_MODELS = "peer_models.f32"
 """The names of the files in a run's folder."""
 NO_ROW = -1
 """In place of a row's number: the device keeps nothing yet."""
@@ -44,6 +45,9 @@ class RowFile:
         """The file is opened, or made, at the first use."""
         self.path, self.size = path, size
         self._descriptor: int | None = None
+
+    def __reduce__(self) -> tuple[type[RowFile], tuple[Path, int]]:
+        return RowFile, (self.path, self.size)  # another process opens the file by itself
 
     def read(self, row: int) -> Vector:
         found = np.empty(self.size, np.float32)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.interrupts import follow_parent
 from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs, jobs_from_columns
+from fleetlearn_simulator.training.kept_rows import RowReader
 from fleetlearn_simulator.training.shared_memory import (
     ARRAY_BYTES,
     SharedArrays,
@@ -313,6 +314,8 @@ class _SentInputs(NamedTuple):
     names: list[str]
     """The other vectors' names."""
     hyper: Mapping[str, float] | None
+    models: RowReader | None
+    """Where peers' own models are."""
 
 
 def _share(inputs: RoundInputs, memory: SharedArrays | None) -> _SentInputs:
@@ -320,11 +323,11 @@ def _share(inputs: RoundInputs, memory: SharedArrays | None) -> _SentInputs:
     be sent."""
     vectors, size = [inputs.model, *inputs.vectors.values()], inputs.model.size
     if memory is None or len(vectors) * size > ARRAY_ELEMENTS:
-        return _SentInputs(vectors, [*inputs.vectors], inputs.hyper)
+        return _SentInputs(vectors, [*inputs.vectors], inputs.hyper, inputs.models)
     shared = memory.array(0, (len(vectors), size))
     for row, vector in zip(shared, vectors, strict=True):
         row[:] = vector
-    return _SentInputs(size, [*inputs.vectors], inputs.hyper)
+    return _SentInputs(size, [*inputs.vectors], inputs.hyper, inputs.models)
 
 
 def _shared(sent: _SentInputs, memory: SharedArrays | None) -> RoundInputs:
@@ -333,7 +336,8 @@ def _shared(sent: _SentInputs, memory: SharedArrays | None) -> RoundInputs:
     if isinstance(vectors, int):
         assert memory is not None
         vectors = list(memory.array(0, (1 + len(sent.names), vectors)))
-    return RoundInputs(vectors[0], dict(zip(sent.names, vectors[1:], strict=True)), sent.hyper)
+    named = dict(zip(sent.names, vectors[1:], strict=True))
+    return RoundInputs(vectors[0], named, sent.hyper, sent.models)
 
 
 def _send(pipe: Connection, results: Any, new_array: NewArray | None = None) -> None:

@@ -199,6 +199,10 @@ class Block:
         self, backend: Vectorized, inputs: RoundInputs, jobs: Sequence[Job], loads: Workloads
     ) -> None:
         self.backend, self.inputs, self.model, self.jobs = backend, inputs, inputs.model, jobs
+        self.begin = self.model
+        """What each job begins with: (jobs, P), or (P,) where all begin with one model."""
+        if inputs.models is not None:
+            self.begin = np.stack([inputs.begin(job) for job in jobs])
         self.manifest, lanes = backend.manifest, backend.many.devices
         free = lanes - len(jobs)
         if free:  # they are as the last device, and do no steps
@@ -245,6 +249,11 @@ class Block:
                 if reference == "previous":
                     given = np.broadcast_to(array, (lanes, *array.shape)).copy()
                 feed[f"{reference}.{name}"] = given
+        if self.begin.ndim == 2:
+            for parameter in self.manifest.travelling:
+                part = slice(parameter.offset, parameter.offset + prod(parameter.shape))
+                lanes_of = feed[f"param.{parameter.name}"][: len(self.jobs)]
+                lanes_of[...] = self.begin[:, part].reshape(lanes_of.shape)
         for lane, job in enumerate(self.jobs if self.backend.kept_rows else ()):
             kept_state = self.backend.kept_state(job)
             if kept_state is not None:
@@ -356,7 +365,7 @@ class Block:
         for row in self.manifest.travelling:
             part = slice(row.offset, row.offset + prod(row.shape))
             tensor = self.feed[f"param.{row.name}"][:count].reshape(count, -1)
-            np.subtract(tensor, self.model[part], out=updates[:, part])
+            np.subtract(tensor, self.begin[..., part], out=updates[:, part])
         vectors: dict[str, NDArray[np.float32]] = {}
         if self.manifest.buffers:
             rows = [parameter for parameter in self.manifest.travelling if parameter.buffer]

@@ -11,6 +11,7 @@ import pytest
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario import toml
+from fleetlearn_simulator.scenario.peers_section import PeersSection
 from fleetlearn_simulator.scenario.scenario import KEYS, SECTIONS, Scenario, expand, init_text
 from fleetlearn_simulator.scenario.sections import (
     AVAILABILITY,
@@ -108,6 +109,8 @@ def test_the_defaults_that_the_example_states_are_the_defaults(base: Path) -> No
             f"{name}.{key}": value
             for key, value in msgspec.structs.asdict(getattr(small, name)).items()
         }
+    peers = msgspec.structs.asdict(PeersSection())
+    defaults |= {f"peers.{key}": value for key, value in peers.items()}
     for kinds, name in ((AVAILABILITY, "availability"), (DATA, "data")):
         for keys in kinds.values():
             defaults |= {

@@ -1,0 +1,1 @@
+"""Peers in virtual time: training without a coordinator, over a mixing matrix."""
