@@ -70,8 +70,8 @@ def evaluations_of(accepted: Iterable[AcceptedReports]) -> list[Evaluation | Non
 def measured(accepted: Sequence[AcceptedReports], rules: RoundRules) -> dict[str, Any]:
     """Return what the devices measured, for the summary. In a private round only
     ``OpenRound.commit`` knows what of it is released; with masked updates nobody looks at what
-    single devices say."""
-    if rules.privacy is not None or rules.secure is not None:
+    single devices say, and where nothing is trained there is nothing to measure."""
+    if rules.privacy is not None or rules.secure is not None or rules.computation is not None:
         return summarise(NOTHING, NOTHING, {})
     return summarise(_training(accepted, rules), _evaluation(accepted, rules), rules.bounds)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_protocol.errors import Code, ProtocolError
-from fleetlearn_protocol.messages import BUFFERS, CONTROL, UPDATE
+from fleetlearn_protocol.messages import BUFFERS, CONTROL, SUMS, UPDATE
 from fleetlearn_protocol.secure.fixed_point import WeightedSum, Words
 from fleetlearn_protocol.vector import Vector, gather
 from numpy.typing import NDArray
@@ -30,9 +30,12 @@ from fleetlearn_coordinator.aggregation.accepted_reports import (
     weighed_of,
 )
 from fleetlearn_coordinator.aggregation.commit import NextModel, TaskBase, next_model
+from fleetlearn_coordinator.aggregation.computations.registry import RunComputation
 from fleetlearn_coordinator.aggregation.exact_mean import add_up
+from fleetlearn_coordinator.aggregation.exact_sums import ExactSums
 from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.modular_sum import subtract, unmask
+from fleetlearn_coordinator.aggregation.optimizers import change_norm
 from fleetlearn_coordinator.aggregation.privacy.round_release import RoundRelease, release_round
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
@@ -231,11 +234,13 @@ class OpenRound:
         ``number``: the round's. ``summary``: as ``summary`` returned it. ``base``: where the server
         mixes models, the one that the task of the only update began from. ``masks``: in a round of
         masked updates, the sum of exactly their masks, uint32, (P + 1,). Raises ValueError if there
-        are no reports, UnmaskError if the masks are not theirs, FleetError (not-finite: training
-        has diverged).
+        are no reports, UnmaskError if the masks are not theirs, BadTotalError if a computation
+        cannot go on from their sums, FleetError (not-finite: training has diverged).
         """
         rules, state = self.rules, self.state
         self.sums.add_waiting()
+        if rules.computation is not None:
+            return self._advanced(rules.computation, summary)
         unmasked = self._unmasked(masks)
         released = self._release(unmasked)
         if released is not None:
@@ -268,6 +273,17 @@ class OpenRound:
             None if released is None else released.state,
         )
         return CommittedRound(after, summary)
+
+    def _advanced(self, computation: RunComputation, summary: Mapping[str, Any]) -> CommittedRound:
+        """Return the computation's next state, made of the total of all sums."""
+        added: ExactSums = self.sums.states[SUMS]
+        if added.devices != len(self):
+            raise ValueError(f"{len(self)} reports count; the sums of {added.devices} are added")
+        before = self.state.model
+        model = computation.advance(before, added.total, added.devices)
+        after = replace(self.state, version=self.state.version + 1, model=model)
+        own = {"change": change_norm(before, model), "computation": computation.progress(model)}
+        return CommittedRound(after, {**summary, **own})
 
     def _unmasked(self, masks: Words | None) -> WeightedSum | None:
         """Return the sum of a round's masked updates. None: they are not masked."""

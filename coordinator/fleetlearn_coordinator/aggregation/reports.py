@@ -14,12 +14,17 @@ import numpy as np
 from fleetlearn_protocol.messages import Evaluation, Report
 from numpy.typing import NDArray
 
-from fleetlearn_coordinator.aggregation.updates import ArrayUpdate, MaskedArray, Update
+from fleetlearn_coordinator.aggregation.updates import (
+    ArrayUpdate,
+    MaskedArray,
+    SumsArray,
+    Update,
+)
 from fleetlearn_coordinator.aggregation.weighing.weighing import Reported
 
 PartColumn: TypeAlias = NDArray[Any] | Sequence[Update]
 """One part of n reports: an array of shape (n, elements), float32; of masked updates uint32, (n, P
-+ 1). Or n updates that are read where they are."""
++ 1); of sums int64, (n, S). Or n updates that are read where they are."""
 
 
 @dataclass(slots=True, eq=False)  # nobody changes it; frozen, each would take longer to make
@@ -78,6 +83,8 @@ class ReportColumns:
         elements = column[row]
         if elements.dtype == np.uint32:
             return MaskedArray(elements)
+        if elements.dtype == np.int64:
+            return SumsArray(elements)
         return ArrayUpdate(elements)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fleetlearn_protocol.messages import UPDATE
 
+from fleetlearn_coordinator.aggregation.computations.registry import RunComputation
 from fleetlearn_coordinator.aggregation.modular_sum import NAME, FixedPoint
 from fleetlearn_coordinator.aggregation.optimizers import Optimizer
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
@@ -46,6 +47,8 @@ class RoundRules:
     """Where mu stops rising."""
     privacy: PrivacyRules | None = None
     """What the released models may tell about one device. None: no differential privacy."""
+    computation: RunComputation | None = None
+    """What devices compute in place of training. None: they train."""
     secure: FixedPoint | None = None
     """How updates are written that the coordinator knows the sum of alone. None: it sees each."""
 

@@ -201,6 +201,11 @@ def describe_metrics(summary: Mapping[str, Any]) -> str:
 def describe(summary: Mapping[str, Any]) -> str:
     """Return a round's summary in one line."""
     dropped, metrics = describe_dropped(summary), describe_metrics(summary)
+    if "computation" in summary:
+        return (
+            f"{summary['reports']} reports, dropped: {dropped}; {summary['computation']}; "
+            f"{summary['seconds']:.2f} s"
+        )
     if metrics:
         noisy = ", with noise" if has_noise(summary) else ""
         metrics += f" on the devices' training examples, {measured_when(summary)}{noisy}"

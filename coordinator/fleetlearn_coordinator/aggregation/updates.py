@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.vector import Vector
@@ -45,6 +46,22 @@ def words_of(update: Update) -> Iterator[Words]:
     yield from update.words()
 
 
+@runtime_checkable
+class WholeNumbers(Protocol):
+    """An update that may be sums."""
+
+    def whole_numbers(self) -> Iterator[Sums]:
+        """Yield its sums in order, in parts: int64, S altogether. A part may use the memory of the
+        part before. Raises ProtocolError (bad-encoding) where it came as floats."""
+
+
+def whole_numbers_of(update: Update) -> Iterator[Sums]:
+    """Yield an update's sums. Raises ProtocolError (bad-encoding) where it has floats."""
+    if not isinstance(update, WholeNumbers):
+        raise ProtocolError(Code.BAD_ENCODING, "floats were given; whole numbers were expected")
+    yield from update.whole_numbers()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayUpdate:
     """An update in memory."""
@@ -73,6 +90,23 @@ class MaskedArray:
         raise ProtocolError(Code.BAD_ENCODING, "a masked update was given; floats were expected")
 
     def words(self) -> Iterator[Words]:
+        yield self.content
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumsArray:
+    """A device's sums in memory."""
+
+    content: Sums
+    """int64, shape (S,)."""
+
+    def __iter__(self) -> Iterator[Vector]:
+        yield self.read(0, len(self.content))
+
+    def read(self, start: int, stop: int) -> Vector:
+        raise ProtocolError(Code.BAD_ENCODING, "sums were given; floats were expected")
+
+    def whole_numbers(self) -> Iterator[Sums]:
         yield self.content
 
 

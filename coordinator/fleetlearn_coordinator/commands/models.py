@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.typer_app import plain_table, say, show_table
 
 from fleetlearn_coordinator.commands.exits import expected_errors
@@ -171,6 +172,12 @@ def export_model(
         settings = Plan.load(plan)
         chosen = choose_version(settings, version)
         number, vector = read_model(settings.data_dir, chosen.version)
+        if settings.algorithm.computes:
+            raise FleetError(
+                Code.BAD_MESSAGE,
+                f"{plan}: this run computes {settings.local.algorithm} and has no model; "
+                f"`fleetlearn-coordinator result {plan}` shows what came out",
+            )
         bundle, vector = model_of(settings, member, vector)
         draft = output.with_name(output.name + ".draft")
         try:

@@ -24,6 +24,7 @@ class Listed(NamedTuple):
 GROUPS: dict[str, tuple[Listed, ...]] = {
     "Set up": (
         Listed("init", "initial", "Write a commented plan.toml and service.toml"),
+        Listed("make-bundle", "computations", "Write a bundle that computes, and trains nothing"),
         Listed("serve", "serving", "Run a plan's training, or all runs of a host"),
         Listed("doctor", "doctor", "Check what a coordinator needs, and say what to do"),
         Listed("privacy", "privacy", "Say what a plan's differential privacy comes to"),
@@ -40,6 +41,7 @@ GROUPS: dict[str, tuple[Listed, ...]] = {
         Listed("rounds", "look", "The last rounds, and who was lost in them"),
         Listed("devices", "look", "The devices: last seen, tasks, last error"),
         Listed("models", "models", "The versions of the model, and their metrics"),
+        Listed("result", "computations", "What a run without a model found, as statistics"),
         Listed("compare-models", "models", "How far two versions of the model are apart"),
         Listed("view", "view", "The live page over records, while nobody serves"),
         Listed("tail", "tail", "What happens, as it happens"),

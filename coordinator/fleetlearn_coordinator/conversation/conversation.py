@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.encodings import FLOAT32, INT64
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.frames import unpack_chunk
 from fleetlearn_protocol.messages import (
@@ -187,9 +187,8 @@ class Conversation:
                     vector.delta.size for vector in message.vectors if vector.delta is not None
                 )
                 download = sum(vector.size for vector in message.vectors) + sum(deltas)
-                parts = message.parts if isinstance(message, Task) else (UPDATE,)
-                elements = (self.port.elements_of(message.task, part) for part in parts)
-                upload = sum(map(FLOAT32.size, elements))
+                parts = message.parts if isinstance(message, Task) else {UPDATE: FLOAT32.name}
+                upload = sum(self._most_bytes(message.task, *part) for part in parts.items())
                 self._races = max(0, self._races - RACES_OF_A_TASK)
                 self._owner.perform(Allow(MESSAGES_OF_A_TASK, download, 2 * upload))
             case Cancel():
@@ -197,6 +196,11 @@ class Conversation:
         self._owner.perform(SendMessage(message))
         if isinstance(message, ComeBack) and message.reason == "no-task":
             self._close(1000, "come back later")
+
+    def _most_bytes(self, task: str, part: str, encoding: str) -> int:
+        """Return how many bytes a part of a report may have: sums have one encoding."""
+        asked = INT64 if encoding == INT64.name else FLOAT32
+        return asked.size(self.port.elements_of(task, part))
 
     def replaced(self) -> None:
         """The device has connected again."""

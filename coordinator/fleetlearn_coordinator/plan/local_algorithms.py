@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
+from fleetlearn_protocol.computations.kinds import KINDS
 from fleetlearn_protocol.messages import CONTROL
 
 Need = Literal["proximal", "contrastive", "correction"]
@@ -55,6 +56,9 @@ class LocalAlgorithm(NamedTuple):
     (``local.personal_epochs``)."""
     personal_model: bool = False
     """Whether each device has a personal model, which it measures beside the round's."""
+    computes: bool = False
+    """Whether devices compute sums in place of training: the bundle has a computation of this
+    kind."""
     steps: int | str = 1
     """Steps that a device does with each batch, or the hyper-parameter that says how many."""
     sums_gradients: bool = True
@@ -118,6 +122,7 @@ ALGORITHMS: Mapping[str, LocalAlgorithm] = {
             "adapt_alpha": Own("a number from 0 to 1000", 0, 1000, default=1.0),
         },
     ),
+    **dict.fromkeys(KINDS, LocalAlgorithm(computes=True)),
 }
 
 

@@ -10,18 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from fleetlearn_protocol.algorithms import EXCHANGES
-from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, leaves_residual, masked_encoding
+from fleetlearn_protocol.computations.kinds import kind_of
+from fleetlearn_protocol.encodings import FLOAT32, INT64, RESIDUAL, leaves_residual, masked_encoding
 from fleetlearn_protocol.errors import Code, in_words
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.messages import BUFFERS, MODEL, UPDATE
+from fleetlearn_protocol.messages import BUFFERS, MODEL, SUMS, UPDATE
 from fleetlearn_protocol.paths import in_home
+from msgspec import UNSET
 
 from fleetlearn_coordinator.aggregation import adaptive_mu, aggregators, optimizers
 from fleetlearn_coordinator.aggregation import staleness as staleness_functions
+from fleetlearn_coordinator.aggregation.computations.registry import RunComputation
+from fleetlearn_coordinator.aggregation.exact_sums import exact_sums
 from fleetlearn_coordinator.aggregation.family_round import FamilyRules, MemberRules
 from fleetlearn_coordinator.aggregation.modular_sum import modular_sum
 from fleetlearn_coordinator.aggregation.participation_rates import ParticipationRates, UpdateWeights
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
+from fleetlearn_coordinator.aggregation.round_sums import Aggregators
+from fleetlearn_coordinator.plan.computation_rules import computation_misfit
 from fleetlearn_coordinator.plan.contradictions import contradictions
 from fleetlearn_coordinator.plan.defaults import fill_defaults
 from fleetlearn_coordinator.plan.family_rules import family_misfit
@@ -181,13 +187,17 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
 
     def parts(self, manifest: Manifest) -> dict[str, str]:
         """Return what a task asks its device to report: name of the part -> its encoding."""
+        if self.algorithm.computes:
+            return {SUMS: INT64.name}
         up = self.encoding.up if self.secure is None else masked_encoding(self.secure.bits).name
         return {**self.exact_parts(manifest), UPDATE: up}
 
     def exact_parts(self, manifest: Manifest) -> dict[str, str]:
         """Return the same for a device that does not know the update's encoding. With [secure] it
         is asked for a masked update as all are, and gives its task back: the coordinator must not
-        see one that is not masked."""
+        see one that is not masked. Sums have one encoding, which all know that compute them."""
+        if self.algorithm.computes:
+            return {SUMS: INT64.name}
         buffers = (BUFFERS,) if manifest.buffers else ()
         exact = dict.fromkeys((*EXCHANGES[self.local.algorithm].parts, *buffers), FLOAT32.name)
         if self.secure is None:
@@ -216,7 +226,7 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
         hyper = self.hyper(manifest)
         server_hyper = {**optimizers.defaults(self.server.optimizer), **self.server.hyper}
         return RoundRules(
-            aggregators=self.aggregators(manifest.buffers),
+            aggregators=self._aggregators_of(manifest),
             weighing=self.weighing(manifest),
             optimizer=self.optimizer(manifest),
             staleness_factor=self.staleness_factor,
@@ -229,9 +239,24 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
             first_mu=hyper.get("mu", 0.0),
             adaptive_mu=self.local.adaptive_mu,
             most_mu=adaptive_mu.largest(hyper),
+            computation=self.computation(manifest) if self.algorithm.computes else None,
             privacy=privacy_rules(self, self.largest_weight),
             secure=fixed_point(self),
         )
+
+    def _aggregators_of(self, manifest: Manifest) -> Aggregators:
+        if self.algorithm.computes:
+            return {SUMS: exact_sums(manifest.elements_of(SUMS), self.round.cohort)}
+        return self.aggregators(manifest.buffers)
+
+    def computation(self, manifest: Manifest) -> RunComputation:
+        """Return what devices compute in place of training. Raises PlanError where they train."""
+        if (misfit := computation_misfit(self, manifest)) is not None:
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
+        if (settings := manifest.computation) is UNSET:
+            text = f'recipe = "{self.recipe}" trains a model: nothing is computed beside it'
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {text}")
+        return RunComputation(kind_of(settings), settings)
 
     def family_rules(self, manifests: Mapping[str, Manifest]) -> FamilyRules:
         """Return how the reports of a round become the next models. ``manifests``: of the bundles

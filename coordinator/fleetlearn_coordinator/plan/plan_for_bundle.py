@@ -11,6 +11,7 @@ from fleetlearn_coordinator.aggregation.participation_rates import FULL_WEIGHT
 from fleetlearn_coordinator.aggregation.round_summary import PERSONAL
 from fleetlearn_coordinator.aggregation.weighing.weighing import Weighing
 from fleetlearn_coordinator.plan.aggregation_rules import weighing_rule
+from fleetlearn_coordinator.plan.computation_rules import computation_misfit
 from fleetlearn_coordinator.plan.personal_parameters import personal_misfit
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.privacy_rules import privacy_misfit, privacy_remarks
@@ -160,6 +161,8 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
 
     def check_bundle(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together."""
+        if (misfit := computation_misfit(self, manifest)) is not None:
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
         self.weighing(manifest)
         if (text := self.algorithm.misfit(self.hyper(manifest))) is not None:
             raise self._misfit(f"{text}.", manifest)

@@ -21,6 +21,11 @@ FEDAVG: Mapping[str, Any] = {"optimizer": "sgd", "lr": 1.0}
 MEAN: Mapping[str, Any] = {"aggregator": "mean"}
 
 
+def computes(kind: str) -> Mapping[str, Any]:
+    """Return the defaults of [local] for a recipe whose devices compute sums."""
+    return {"epochs": 1, "batch_size": 0, "algorithm": kind, "evaluate": False}
+
+
 class Recipe(NamedTuple):
     """A starting point that a plan names and overrides: the defaults of its sections."""
 
@@ -185,6 +190,11 @@ RECIPES: Mapping[str, Recipe] = {
         "Near-Optimal Noise Generation for Streaming Differential Privacy, arXiv 2404.16706",
         round=UNIFORM,
         mechanism="dp-ftrl",
+    ),
+    "statistics": Recipe(
+        "sums over all devices' rows; Cormode and Muthukrishnan, What's Hot and What's Not, 2003",
+        local=computes("statistics"),
+        round=UNIFORM,
     ),
     **{
         name: Recipe(source, round=UNIFORM, aggregation={"aggregator": name})

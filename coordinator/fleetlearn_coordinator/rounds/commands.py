@@ -162,10 +162,10 @@ class Finish(NamedTuple):
 
     reason: str
     """For people."""
-    rule: Literal["rounds", "epsilon", "metric", "privacy budget"]
+    rule: Literal["rounds", "epsilon", "metric", "privacy budget", "computation"]
     value: float
-    """The rounds done, the L2 norm of the model's change, the metric's value, or the epsilon that
-    was spent."""
+    """The rounds done, also of a computation that is done, the L2 norm of the model's change, the
+    metric's value, or the epsilon that was spent."""
     limit: float
     """What the rule compares it with."""
     metric: str | None = None

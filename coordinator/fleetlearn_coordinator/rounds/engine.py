@@ -290,16 +290,22 @@ class Engine(EngineState):
         return [self.tasks.stop(device, cause, self.round_for_ended_tasks), *self._advance(now)]
 
     def committed(
-        self, now: float, *, change: float, metrics: Mapping[str, float]
+        self,
+        now: float,
+        *,
+        change: float,
+        metrics: Mapping[str, float],
+        done: Finish | None = None,
     ) -> list[Command]:
         """The driver made the round's model: ``change`` is the L2 norm of its difference,
         ``metrics`` the round's that may stop the run. They are of the model with which the round
-        began, the version before."""
+        began, the version before. ``done``: why the driver wants no further round; None: it does
+        not know a reason."""
         self._check_committing()
         self.version += 1
         self.selection.begin_model()
         self.releases += 1
-        finish = self.finishing or self.finish(change, metrics, self.version - 1)
+        finish = self.finishing or done or self.finish(change, metrics, self.version - 1)
         if self.limits is not None:
             self.limits.commit(now)
         self._end_round()

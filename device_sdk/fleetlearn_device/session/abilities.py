@@ -8,13 +8,14 @@ from fleetlearn_protocol.algorithms import EXCHANGES
 from fleetlearn_protocol.encodings import (
     FAMILIES,
     FLOATS,
+    INT64,
     MASKED_NAMES,
     is_known,
     leaves_residual,
     masked_encoding,
 )
 from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, content_of
-from fleetlearn_protocol.messages import BUFFERS, PLAIN, UPDATE, Question, SecureTask, Task
+from fleetlearn_protocol.messages import BUFFERS, PLAIN, SUMS, UPDATE, Question, SecureTask, Task
 from fleetlearn_protocol.secure.fixed_point import MODULUS_BITS, modulus_bits, most_updates
 
 PRIVACY = ("clip", "local-noise")
@@ -51,6 +52,8 @@ def unsupported(
     # Whether the bundle has buffers is known once it is here.
     parts = (*exchange.parts, BUFFERS) if BUFFERS in task.parts else exchange.parts
     families = FAMILIES if task.secure is None else MASKED_NAMES
+    if parts == (SUMS,):
+        families = (INT64.name,)
     return (
         _differing("sends the vectors", sent, exchange.vectors, FLOATS)
         or _unknown_masking(task, task.secure, can_mask=can_mask)

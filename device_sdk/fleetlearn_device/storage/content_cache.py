@@ -40,6 +40,7 @@ from fleetlearn_protocol.manifest import (
 from fleetlearn_protocol.manifest_file import read_manifest
 from fleetlearn_protocol.messages import MAX_VECTORS, Delta, Question, Task
 from fleetlearn_protocol.vector import digest, stream_digest
+from msgspec import UNSET
 
 from fleetlearn_device.session.commands import Wanted
 from fleetlearn_device.storage.errors import CacheFullError, os_errors_as_state_errors
@@ -340,6 +341,8 @@ def needed_files(
     is needed as well. The bundle's initial parameters are needed only where some are personal: the
     round's model has all others.
     """
+    if manifest.computation is not UNSET:
+        return []  # the task's vector is the state, and there are no graphs
     frozen = [FROZEN] if FROZEN in manifest.files else []
     inference = [INFER] if infer else []
     if kind == "infer":

@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 from fleetlearn_protocol.algorithms import of_step
 from fleetlearn_protocol.bundle import Bundle, open_bundle
-from fleetlearn_protocol.encodings import FLOAT32, find_encoding
+from fleetlearn_protocol.encodings import FLOAT32, INT64, find_encoding
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.exchanges import EVALUATION, content_of, fields_of
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import (
     MODEL,
+    SUMS,
     UPDATE,
     Evaluation,
     Question,
@@ -34,6 +36,7 @@ from fleetlearn_protocol.messages import (
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE, PairwiseAnswer
 from fleetlearn_protocol.vector import Vector, digest
 
+from fleetlearn_device.computations.registry import REGISTRY as COMPUTATIONS
 from fleetlearn_device.limits.memory import MemoryCeiling
 from fleetlearn_device.limits.pacing import Pacing
 from fleetlearn_device.runtimes.checks import check_hyper
@@ -52,6 +55,7 @@ from fleetlearn_device.training.algorithms import (
     personal_size,
     run_algorithm,
 )
+from fleetlearn_device.training.computing import check_computation, compute
 from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.features import FeatureCache, FeatureData, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
@@ -213,6 +217,8 @@ class Trainer:
         found = self._find_checkpoint(task)
         with self._counted_start(task.task, 0 if found is None else found.starts):
             try:
+                if task.algorithm in COMPUTATIONS:
+                    return self._compute(task, end)
                 return self._train(task, end, found)
             finally:
                 self._progress = None
@@ -351,6 +357,28 @@ class Trainer:
         except StateError as error:
             log.warning("no checkpoint of the training could be saved: %s", error)
             return 4 * sum(vector.size for vector in vectors.values())  # so that it waits as long
+
+    def _compute(self, task: Task, end: float) -> FinishedUpdate:
+        """Do a task of a computation, which needs no runtime and keeps nothing."""
+        with self._bundle_rechecked(task.bundle):
+            state = self._read_vector(task.vector(MODEL))
+            self._opened = self.features = None  # room for the rows
+            bundle = open_bundle(self._contents.bundle_path(task.bundle), files=())
+            check_computation(task.algorithm, task.parts, bundle.manifest)
+            self._outbox.reserve(INT64.size(bundle.manifest.elements_of(SUMS)), 0, 0, 0, 0)
+            found = compute(
+                task,
+                bundle.manifest,
+                state,
+                self.task_data(bundle),
+                end=end,
+                should_stop=lambda: self.halt.is_set() or self.enough.is_set(),
+                on_batch=lambda batches: self._count(batches, 0.0),
+            )
+        self.counted, self.own_report = found.report.examples, found.report
+        return FinishedUpdate(
+            found.report, (found.content,), task.bundle, np.zeros(0, np.float32), {}, None
+        )
 
     def _train(self, task: Task, end: float, found: Checkpoint | None) -> FinishedUpdate:
         asked = trained_parts(task)

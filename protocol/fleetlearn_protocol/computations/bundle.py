@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -15,6 +15,7 @@ from safetensors.numpy import save
 from fleetlearn_protocol.bundle import pack_bundle, write_bundle
 from fleetlearn_protocol.computations.kinds import KINDS, kind_of
 from fleetlearn_protocol.computations.settings import ComputationSettings
+from fleetlearn_protocol.errors import in_words
 from fleetlearn_protocol.manifest import (
     COMPUTATION_VERSION,
     FORMAT,
@@ -23,19 +24,50 @@ from fleetlearn_protocol.manifest import (
     Manifest,
     Parameter,
 )
-from fleetlearn_protocol.preprocessing import Preprocessing
+from fleetlearn_protocol.paths import in_home
+from fleetlearn_protocol.preprocessing import Preprocessing, read_preprocessing
 
 STATE_NAME = "computation.state"
 """The only row of the parameter table."""
 
 
+class Questions(NamedTuple):
+    """What a file of questions says."""
+
+    name: str
+    settings: ComputationSettings
+    preprocessing: Preprocessing | UnsetType
+
+
+def read_questions(path: str | os.PathLike[str]) -> Questions:
+    """Return what a TOML file says of a computation: ``name``, ``kind``, the settings of the kind,
+    and, where the arrays are made otherwise than the kind does by itself, ``preprocessing``.
+
+    Raises ValueError, which names what is wrong and where.
+    """
+    try:
+        given = msgspec.toml.decode(in_home(path).read_bytes())
+    except OSError as error:
+        raise ValueError(f"it cannot be read: {in_words(error)}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(f"this is not TOML: {error}") from None
+    name = given.pop("name", None)
+    if not isinstance(name, str) or not 1 <= len(name) <= 100:
+        raise ValueError("name, the computation's for people, is missing, or not 1 to 100 long")
+    told = given.pop("preprocessing", None)
+    preprocessing = UNSET if told is None else read_preprocessing(told)
+    return Questions(name, read_settings(given), preprocessing)
+
+
 def read_settings(given: Mapping[str, Any]) -> ComputationSettings:
     """Return a computation's settings from what a TOML or JSON file says of them. Raises
     ValueError, which names what is wrong and where."""
+    if given.get("kind") not in KINDS:
+        raise ValueError(f"kind is {given.get('kind')!r}; expected one of {', '.join(KINDS)}")
     try:
-        settings: ComputationSettings = msgspec.convert(given, ComputationSettings)
+        settings: ComputationSettings = msgspec.convert(given, KINDS[given["kind"]].settings)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{error}. PROTOCOL.md, section 15, lists what there is") from None
+        raise ValueError(f"{error}. docs/algorithms/computations.md lists what there is") from None
     if (problem := settings.contradiction) is not None:
         raise ValueError(problem)
     return settings

@@ -13,6 +13,7 @@ import pytest
 import torch
 from buffers import trained_model
 from bundle_cache import cached_export
+from fleetlearn_device.computations.registry import REGISTRY
 from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_device.runtimes.runtime import Runtime
 from fleetlearn_device.training.algorithms import (
@@ -103,9 +104,12 @@ def test_the_protocol_s_table_and_the_device_s_name_the_same_algorithms() -> Non
         assert exchange.parts[0] == (SUMS if name in KINDS else UPDATE)
 
 
-def test_the_training_build_knows_plain_training_alone() -> None:
-    assert known_algorithms("ort-training") == ()
-    assert known_algorithms("onnx") == tuple(name for name in ALGORITHMS if name != "plain")
+def test_the_training_build_knows_plain_training_and_computations_alone() -> None:
+    assert known_algorithms("ort-training") == tuple(REGISTRY)
+    assert known_algorithms("onnx") == (
+        *(name for name in ALGORITHMS if name != "plain"),
+        *REGISTRY,
+    )
 
 
 def test_plain_stays_at_fedavg_s_fixed_point(bundle: Bundle) -> None:

@@ -30,6 +30,34 @@ class Computation(NamedTuple):
     """Where it stands, in one line."""
 
 
+class RunComputation(NamedTuple):
+    """The computation of a run."""
+
+    kind: str
+    settings: Any
+    """As its bundle has them."""
+
+    def advance(self, state: Vector, total: Sums, devices: int) -> Vector:
+        """Return the next state. Raises BadTotalError."""
+        try:
+            return REGISTRY[self.kind].advance(state, total, devices, self.settings)
+        except ValueError as error:
+            raise BadTotalError(str(error)) from None
+
+    def is_done(self, state: Vector) -> bool:
+        return REGISTRY[self.kind].is_done(state, self.settings)
+
+    def result(self, state: Vector) -> dict[str, Any]:
+        return REGISTRY[self.kind].result(state, self.settings)
+
+    def progress(self, state: Vector) -> str:
+        return REGISTRY[self.kind].progress(state, self.settings)
+
+
+class BadTotalError(ValueError):
+    """What was to be the total of a round's sums can be none. The text says why."""
+
+
 REGISTRY: Mapping[str, Computation] = {
     "statistics": Computation(
         statistics.advance, statistics.is_done, statistics.result, statistics.progress

@@ -6,6 +6,8 @@ from math import inf
 
 import msgspec
 
+from fleetlearn_coordinator.aggregation.computations.registry import RunComputation
+from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.round_summary import deciding, possible
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import Finish
@@ -16,10 +18,19 @@ from fleetlearn_coordinator.storage.ledger import Metadata, Row
 from fleetlearn_coordinator.storage.store import Store
 
 
-def met_before(plan: Plan, engine: Engine, store: Store, rolled_back: int) -> Finish | None:
+def met_before(
+    plan: Plan,
+    engine: Engine,
+    store: Store,
+    rolled_back: int,
+    computation: RunComputation | None,
+    newest: ModelState,
+) -> Finish | None:
     """Return the stop rule that the last committed round meets, or None. The plan's rules may be
     others than at the last start. ``rolled_back``: the newest version that a roll back made, or
-    0."""
+    0. ``computation``: what the run computes; None: it trains. ``newest``: at the newest model."""
+    if (done := computation_done(computation, newest)) is not None:
+        return done
     ledger = store.ledger
     summary = ledger.last_committed()
     if summary is None or rolled_back == engine.version > 0:  # no round has made the newest model
@@ -37,6 +48,14 @@ def met_before(plan: Plan, engine: Engine, store: Store, rolled_back: int) -> Fi
     # An earlier version let one device's word pass.
     metrics = {name: mean for name, mean in metrics.items() if possible(plan.bounds, name, mean)}
     return engine.finish(summary["change"], metrics, version)
+
+
+def computation_done(computation: RunComputation | None, newest: ModelState) -> Finish | None:
+    """Return why a run of a computation is over; None: it is not, or it trains."""
+    if computation is None or not computation.is_done(newest.model):
+        return None
+    reason = f"the computation is done: {computation.progress(newest.model)}"
+    return Finish(reason, "computation", newest.version, newest.version)
 
 
 def finish_rows(finish: Finish | None) -> list[Row]:

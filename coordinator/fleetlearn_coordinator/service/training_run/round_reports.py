@@ -70,8 +70,8 @@ class RoundReports:
     @property
     def keeps_updates(self) -> bool:
         """Whether each update itself may be needed at the round's end."""
-        keeps = self.rules.aggregators[UPDATE].keeps_updates or self.rules.secure is not None
-        return keeps or self.refined
+        keeps = any(aggregator.keeps_updates for aggregator in self.rules.aggregators.values())
+        return keeps or self.rules.secure is not None or self.refined
 
     @property
     def _remembers(self) -> bool:

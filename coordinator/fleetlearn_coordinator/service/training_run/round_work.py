@@ -26,6 +26,7 @@ from fleetlearn_coordinator.service.observers import (
     TiedVectorsReset,
 )
 from fleetlearn_coordinator.service.run_clock import Clocks
+from fleetlearn_coordinator.service.training_run.finish import computation_done
 from fleetlearn_coordinator.service.training_run.kept_models import KeptModels
 from fleetlearn_coordinator.service.training_run.participations import participation_rows
 from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget
@@ -246,7 +247,12 @@ class RoundWork:
         metrics = {}
         if self.plan.stop.measured_by == "round":
             metrics = deciding(summary, self.plan.round.minimum)
-        commands = self.engine.committed(now.engine, change=summary["change"], metrics=metrics)
+        commands = self.engine.committed(
+            now.engine,
+            change=summary["change"],
+            metrics=metrics,
+            done=computation_done(self.reports.rules.computation, model.state),
+        )
         return self.record(commands, now)
 
     def _end_save(self, written: AggregatorSaved, now: Clocks) -> list[Command]:

@@ -203,7 +203,9 @@ class Run:
         """The version of the model whose metric met the target, where that ended training."""
         finish = None
         if not self.roll_backs.look(now.wall) or self.roll_backs.next_work() is None:
-            finish = met_before(plan, self.engine, store, self.roll_backs.newest)
+            finish = met_before(
+                plan, self.engine, store, self.roll_backs.newest, rules.computation, newest
+            )
         if finish is not None:
             self.engine.phase, self.engine.finishing = Phase.FINISHED, finish
         finished = self._finish(None if self.engine.ends_with_exchanges else finish)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from fleetlearn_protocol.encodings import MASKED_NAMES, find_encoding
+from fleetlearn_protocol.computations.layout import Sums
+from fleetlearn_protocol.encodings import INT64, MASKED_NAMES, find_encoding
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.formats.masked import words_from_bytes
+from fleetlearn_protocol.formats.whole import sums_from_bytes
 from fleetlearn_protocol.messages import Part, Report
 from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.vector import Vector
@@ -57,6 +59,15 @@ class SpooledUpdate:
             self.spool_file, self.part.size, self.begin, part_bytes=encoding.size(PART)
         ):
             yield words_from_bytes(content, encoding.block_bytes)
+
+    def whole_numbers(self) -> Iterator[Sums]:
+        if self.part.encoding != INT64.name:
+            text = f"part {self.part.name} came as {self.part.encoding}; int64 was expected"
+            raise ProtocolError(Code.BAD_ENCODING, text)
+        for content in self.blobs.read_spool_file(
+            self.spool_file, self.part.size, self.begin, part_bytes=INT64.size(PART)
+        ):
+            yield sums_from_bytes(content)
 
 
 def spooled_parts(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.vector import Vector
 
+from fleetlearn_coordinator.aggregation.computations.registry import BadTotalError
 from fleetlearn_coordinator.aggregation.family_round import replace_models
 from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.modular_sum import UnmaskError
@@ -58,7 +59,8 @@ class WrittenRound(NamedTuple):
 
 
 class NotUnmasked(NamedTuple):
-    """The sum of a round's masks is none of its masked updates: there is no model."""
+    """The sum of a round's masks is none of its masked updates, or a computation cannot go on from
+    its sums: there is no model."""
 
     dropped: dict[str, int]
     """As in ``rounds.commands.Abandon``."""
@@ -117,7 +119,7 @@ class ModelWriter:
         try:
             masks = decided.masks() if callable(decided.masks) else decided.masks
             return round.commit(decided.number, decided.summary, decided.base, masks)
-        except UnmaskError as error:
+        except (UnmaskError, BadTotalError) as error:
             return NotUnmasked(decided.summary["dropped"], str(error))
 
     def write_refined(

@@ -1,0 +1,121 @@
+"""The commands of ``fleetlearn-coordinator`` for runs without a model: the bundle that devices
+compute by, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.typer_app import plain_table, say, show_table
+
+from fleetlearn_coordinator.commands.exits import expected_errors
+from fleetlearn_coordinator.commands.options import AsJson, PlanFile
+
+app = typer.Typer()
+
+
+@app.command("make-bundle")
+def make_bundle(
+    questions: Annotated[
+        Path, typer.Argument(metavar="QUESTIONS.toml", help="The computation and its settings.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The bundle's file.")],
+) -> None:
+    """Write the bundle of a run without a model, such as one of statistics. It needs no PyTorch."""
+    from fleetlearn_protocol.computations.bundle import read_questions, write_computation_bundle
+    from fleetlearn_protocol.computations.kinds import KINDS, kind_of
+
+    with expected_errors():
+        try:
+            name, settings, preprocessing = read_questions(questions)
+        except ValueError as error:
+            raise FleetError(Code.BAD_MESSAGE, f"{questions}: {error}") from None
+        write_computation_bundle(output, name, settings, preprocessing)
+    kind = KINDS[kind_of(settings)]
+    down, up = 4 * kind.state(settings).size, 8 * kind.sums(settings).size
+    say(
+        f"wrote the computation {kind_of(settings)} to {output}: in each round a device fetches "
+        f"{down} bytes and sends {up}"
+    )
+
+
+@app.command()
+def result(
+    plan: PlanFile,
+    version: Annotated[
+        int | None, typer.Option(help="After how many rounds. Default: all so far.", min=0)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run without a model found, such as the statistics of all devices' rows."""
+    from fleetlearn_protocol import open_bundle
+
+    from fleetlearn_coordinator.plan.plan import Plan
+    from fleetlearn_coordinator.service.status import read_model
+
+    with expected_errors():
+        settings = Plan.load(plan)
+        computation = settings.computation(open_bundle(settings.bundle, files=()).manifest)
+        number, state = read_model(settings.data_dir, version)
+    found = {
+        "run": settings.name,
+        "computation": computation.kind,
+        "version": number,
+        "progress": computation.progress(state),
+        **computation.result(state),
+    }
+    if as_json:
+        print(msgspec.json.encode(found).decode())
+        return
+    print(f"{settings.name}: {found['progress']}")
+    if computation.kind == "statistics":
+        _show_statistics(found)
+    else:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+
+
+def _show_statistics(found: dict[str, Any]) -> None:
+    for name, column in found["columns"].items():
+        is_category = "values" in column
+        print(f"\n{name}: {column['missing']} of {found['rows']} rows have no value")
+        table = plain_table(*(("value", "rows", "share") if is_category else ("", "value", "")))
+        rows = _category(column, found["rows"]) if is_category else _numbers(column)
+        for row in rows:
+            table.add_row(*row)
+        show_table(table)
+
+
+def _category(column: dict[str, Any], rows: int) -> Iterator[tuple[str, str, str]]:
+    counts = [(each["value"], each["rows"]) for each in column["values"]]
+    for value, count in [*counts, ("(others)", column["others"])]:
+        yield value, str(count), f"{count / max(1, rows - column['missing']):.1%}"
+
+
+def _numbers(column: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    if "mean" in column:
+        yield "mean", f"{column['mean']:.10g}", f"within {column['mean_error']:.2g}"
+        yield "deviation", f"{column['deviation']:.10g}", ""
+    for name in ("minimum", "maximum"):
+        if name in column:
+            yield name, *_between(column[name])
+    for quantile in column.get("quantiles", ()):
+        yield f"quantile {quantile['share']:g}", *_between(quantile)
+    if column.get("below") or column.get("above"):
+        yield "outside of the range", f"{column['below']} below", f"{column['above']} above"
+    if histogram := column.get("histogram"):
+        edges, counts = histogram["edges"], histogram["rows"]
+        most = max(1, *counts)
+        for low, high, count in zip(edges, edges[1:], counts, strict=False):
+            yield f"{low:.6g} to {high:.6g}", str(count), "#" * round(40 * count / most)
+
+
+def _between(quantile: dict[str, Any]) -> tuple[str, str]:
+    if quantile["value"] is None:
+        return "not known", ""
+    if quantile["least"] == quantile["most"]:
+        return f"{quantile['value']:.10g}", "exactly"
+    return f"{quantile['value']:.6g}", f"{quantile['least']:.10g} to {quantile['most']:.10g}"

@@ -1,0 +1,121 @@
+"""Carries out a task of a computation: sums over the device's rows, batch by batch, without a
+runtime."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from fleetlearn_protocol.computations.kinds import kind_of
+from fleetlearn_protocol.computations.layout import Sums
+from fleetlearn_protocol.encodings import INT64
+from fleetlearn_protocol.formats.whole import sums_to_bytes
+from fleetlearn_protocol.manifest import Manifest
+from fleetlearn_protocol.messages import SUMS, Report, Task
+from fleetlearn_protocol.vector import Vector
+from msgspec import UNSET
+
+from fleetlearn_device.computations.columns import Columns
+from fleetlearn_device.computations.registry import BATCH, REGISTRY, sum_up
+from fleetlearn_device.runtimes.checks import DataError
+from fleetlearn_device.training.algorithms import UnsupportedError
+from fleetlearn_device.training.data import one_pass
+from fleetlearn_device.training.task_data import TaskData
+from fleetlearn_device.training.train import OutOfTimeError, StoppedError
+
+
+class ComputedSums(NamedTuple):
+    """What a task's computation found."""
+
+    report: Report
+    content: memoryview
+    """The bytes of the report's only part."""
+
+
+def check_computation(algorithm: str, parts: Mapping[str, str], manifest: Manifest) -> None:
+    """Raise UnsupportedError unless the bundle has this computation, and its sums alone are asked
+    for."""
+    there = "graphs" if manifest.computation is UNSET else kind_of(manifest.computation)
+    if there != algorithm or algorithm not in REGISTRY:
+        raise UnsupportedError(
+            f"the task asks for the computation {algorithm}, and bundle {manifest.name} has "
+            f"{there}. Coordinator and device may be of different versions: update both"
+        )
+    if dict(parts) != {SUMS: INT64.name}:
+        raise UnsupportedError(
+            f"a computation was asked for the parts {', '.join(parts)}; its only part is {SUMS}, "
+            f"as {INT64.name}"
+        )
+
+
+def compute(
+    task: Task,
+    manifest: Manifest,
+    state: Vector,
+    data: TaskData,
+    *,
+    end: float,
+    should_stop: Callable[[], bool],
+    on_batch: Callable[[int], None],
+) -> ComputedSums:
+    """Return the sums over all of the device's rows, those that are held out of trainings too.
+
+    end: of the time that there is (``time.monotonic``). on_batch: called after each batch with
+    their number. Raises DataError (rows that cannot be added up), StoppedError, OutOfTimeError.
+    """
+    began, counted = time.monotonic(), _Counted()
+    batches = counted.rows_of(manifest, data)
+
+    def watched() -> Iterator[Columns]:
+        for columns in batches:
+            if should_stop():
+                raise StoppedError
+            if time.monotonic() > end:
+                raise OutOfTimeError(
+                    f"the computation did not pass over the rows in {end - began:.3g} s"
+                )
+            yield columns
+            counted.batches += 1
+            on_batch(counted.batches)
+
+    assert manifest.computation is not UNSET
+    try:
+        sums: Sums = sum_up(state, watched(), manifest.computation)
+    except ValueError as error:
+        raise DataError(str(error)) from None
+    content = sums_to_bytes(sums)
+    report = Report(
+        task=task.task,
+        round=task.round,
+        parts=(INT64.part(SUMS, content),),
+        examples=counted.rows,
+        steps=counted.batches,
+        epochs=1.0,
+        complete=True,
+        loss=0.0,
+        seconds=time.monotonic() - began,
+    )
+    return ComputedSums(report, content)
+
+
+class _Counted:
+    """How many rows and batches there were so far."""
+
+    def __init__(self) -> None:
+        self.rows = self.batches = 0
+
+    def rows_of(self, manifest: Manifest, data: TaskData) -> Iterator[Columns]:
+        """Yield the batches of one pass over the rows."""
+        inputs = manifest.batch
+        names = [row.name for row in inputs]
+        for part in (data.training, data.held_out):
+            if part is None:
+                continue
+            for arrays in one_pass(part, part.batches(BATCH, None), inputs):
+                self.rows += len(arrays[0])
+                # A user's own batches may be of any size.
+                for start in range(0, len(arrays[0]), BATCH):
+                    cut = [np.asarray(array[start : start + BATCH]) for array in arrays]
+                    yield dict(zip(names, cut, strict=True))
