@@ -18,8 +18,10 @@ BUSY = 10.0
 
 
 def open_sqlite(path: Path, choices: Choices) -> RawSource:
-    """The rows that a query gives, by the names of its columns. Options: query (needed)."""
+    """The rows that a query gives, by the names of its columns. Options: query (needed); nulls (refuse, or
+    missing: NaN in a column of numbers, else an empty text)."""
     query = choices.text("query")
+    missing_too = choices.one_of("nulls", ("refuse", "missing")) == "missing"
     if not query:
         raise DataError(
             f"{path}: an SQLite database was given without a query; say ?query=SELECT ax, ay, "
@@ -27,13 +29,18 @@ def open_sqlite(path: Path, choices: Choices) -> RawSource:
         )
     # In WAL mode the rows are in a second file first.
     wal = path.with_name(path.name + "-wal")
-    return RawSource(str(path), lambda: read_query(path, query), lambda: files_version(path, wal))
+    return RawSource(
+        str(path),
+        lambda: read_query(path, query, nulls=missing_too),
+        lambda: files_version(path, wal),
+    )
 
 
-def read_query(path: Path, query: str) -> RawRows:
+def read_query(path: Path, query: str, *, nulls: bool = False) -> RawRows:
     """Return the columns of the query's result: float64, int64 or text.
 
-    Raises DataError: no such file, SQL that fails, no row, NULL or bytes in a row.
+    nulls: whether NULL is a missing value. Raises DataError: no such file, SQL that fails, no row,
+    bytes or an unwanted NULL in a row.
     """
     import sqlite3  # here: a device that reads no database does without it
 
@@ -54,7 +61,8 @@ def read_query(path: Path, query: str) -> RawRows:
         raise DataError(f"{path}: the query {query!r} gave no row; expected at least one")
     columns = zip(*rows, strict=True)
     arrays = {
-        name: _column(values, name, path) for name, values in zip(names, columns, strict=True)
+        name: _column(_without_nulls(values) if nulls else values, name, path)
+        for name, values in zip(names, columns, strict=True)
     }
     return RawRows(arrays, lambda row: f"row {row + 1} of the query", of_text=True)
 
@@ -68,3 +76,10 @@ def _column(values: tuple[Any, ...], name: str, path: Path) -> NDArray[Any]:
                 f"rows out: WHERE {name} IS NOT NULL"
             )
     return np.array(values)
+
+
+def _without_nulls(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a column with what stands for a missing value in the place of NULL."""
+    is_text = any(isinstance(value, str) for value in values)
+    absent: Any = "" if is_text else float("nan")
+    return tuple(absent if value is None else value for value in values)

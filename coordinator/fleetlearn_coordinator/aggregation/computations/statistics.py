@@ -28,6 +28,7 @@ from fleetlearn_protocol.computations.statistics import (
     value_of,
     words_of,
 )
+from fleetlearn_protocol.errors import many
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -75,10 +76,11 @@ def progress(state: Vector, settings: Statistics) -> str:
     known = state_layout(settings).unpack(state)
     rounds = int(known["rounds"])
     if known["done"]:
-        return f"measured on {known['rows']} rows of {known['devices']} devices"
+        rows, devices = many(int(known["rows"]), "row"), many(int(known["devices"]), "device")
+        return f"measured on {rows} of {devices}"
     if known["measures"]:
-        return f"{rounds} rounds found ranges, quantiles and values; the next one measures"
-    return f"{rounds} rounds so far, of at most {settings.rounds}"
+        return f"{many(rounds, 'round')} found ranges, quantiles and values; the next one measures"
+    return f"{many(rounds, 'round')} so far, of at most {settings.rounds}"
 
 
 def _quantiles(

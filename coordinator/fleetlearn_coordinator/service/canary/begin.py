@@ -180,6 +180,12 @@ def _check_new(
             "the run's own plan"
         )
         raise PlanError(Code.BAD_MESSAGE, text)
+    if computing := [each.file for each in (old, plan) if each.algorithm.computes]:
+        text = (
+            f"{' and '.join(computing)}: a run without a model has no canary: there is nothing "
+            "whose measurements could be compared. Start it as another run"
+        )
+        raise PlanError(Code.BAD_MESSAGE, text)
     for share in settings.steps:
         scale_plan(plan, share).check_served(operations.service)
     bundles = [open_bundle(each.bundle, files=()).sha256 for each in (old, plan)]

@@ -184,9 +184,9 @@ def test_rounds_are_limited() -> None:
 def test_progress_is_said_in_words() -> None:
     _, states = computed(ALL, [table(100)])
     lines = [statistics.progress(state, ALL) for state in states]
-    assert lines[0] == "1 rounds so far, of at most 16"
+    assert lines[0] == "1 round so far, of at most 16"
     assert lines[-2].endswith("the next one measures")
-    assert lines[-1] == "measured on 100 rows of 1 devices"
+    assert lines[-1] == "measured on 100 rows of 1 device"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+"""What a run without a model refuses, each with its reason, and which bundle it takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from fleetlearn_coordinator.plan.computation_rules import COMPUTATION_RULES
+from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_protocol.manifest import Manifest
+from plans import PRIVATE, SECURE, SMALL, manifest
+from statistics_bundle import PLAN, QUESTIONS, statistics_bundle
+
+TRAINS = manifest(proximal=False, hyper=(), metrics=("accuracy",))
+BROKEN = {
+    "asynchronous": ('participation = "asynchronous"\n', "begin from the same state"),
+    "late ones": ('late = "carry"\n', "begin from the same state"),
+    "median": ('[aggregation]\naggregator = "median"\n', "leaves devices out"),
+    "max_norm": ("[aggregation]\nmax_norm = 1.0\n", "count whole"),
+    "weights": ('weighting = "examples"\n', "each row counts once"),
+    "adam": ('[server]\noptimizer = "adam"\n', "follows from the total alone"),
+    "devices": ("[server]\ndevices = 9\n", "Leave server.devices out"),
+    "lr": ("[local]\nlr = 0.1\n", "makes no step"),
+    "epochs": ("[local]\nepochs = 2\n", "passes over the rows once"),
+    "time_budget": ("[local]\ntime_budget = 5.0\n", "a part of the rows would be wrong"),
+    "int8": ('[encoding]\nup = "int8"\n', "travel as they are"),
+    "float16": ('[encoding]\ndown = "float16"\n', "travel as they are"),
+    "evaluate": ("[local]\nevaluate = true\n", "no model that could be measured"),
+    "evaluation": ("[evaluation]\nevery = 2\n", "no model that could be measured"),
+    "a metric": ('[models]\nmetric = "accuracy"\nbest = 1\n', "Leave stop.metric and"),
+    "epsilon": ("[stop]\nepsilon = 0.1\n", "ends when it is done"),
+    "oort": ('[selection]\nstrategy = "oort"\n', "some rows would count more often"),
+    "give": ("[models]\ngive = true\n", "predict with the newest model"),
+    "secure": (f"minimum = 2\n{SECURE}", "sums have 64 bits"),
+    "privacy": (f"{PRIVATE}", "the total of sums is none"),
+}
+FAMILY = (
+    'recipe = "statistics"\nname = "a"\n[family.one]\nbundle = "b"\n[family.two]\nbundle = "c"\n'
+    "[round]\ngoal = 4\n"
+)
+
+
+def parse(text: str) -> Plan:
+    return Plan.parse(text, Path("/plans"))
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_would_make_sums_inexact_is_refused_with_the_reason(name: str) -> None:
+    text, said = BROKEN[name]
+    with pytest.raises(PlanError) as refused:
+        parse(PLAN + text)
+    assert said in refused.value.text
+    assert 'local.algorithm = "statistics" computes sums: ' in refused.value.text
+
+
+def test_a_family_is_refused() -> None:
+    with pytest.raises(PlanError, match="a family averages several models"):
+        parse(FAMILY)
+
+
+def test_each_rule_is_broken_by_a_plan_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that no plan breaks could be wrong for ever."""
+    monkeypatch.setattr("fleetlearn_coordinator.plan.plan.contradictions", lambda plan: ())
+    plans = [parse(FAMILY), *(parse(PLAN + text) for text, _ in BROKEN.values())]
+    for rule in COMPUTATION_RULES:
+        assert any(rule.breaks(plan) for plan in plans)
+        assert not rule.breaks(parse(PLAN))
+        assert not any(rule.breaks(parse(SMALL + text)) for text in ("", "[local]\nlr = 0.1\n"))
+
+
+@pytest.fixture(scope="module")
+def computes(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    return statistics_bundle(tmp_path_factory.mktemp("bundle")).manifest
+
+
+def test_the_rules_of_a_round(computes: Manifest) -> None:
+    plan = parse(PLAN)
+    plan.check_against(computes)
+    rules = plan.round_rules(computes)
+    assert rules.computation is not None
+    assert rules.computation == ("statistics", QUESTIONS)
+    assert list(rules.aggregators) == ["sums"]
+    assert plan.parts(computes) == plan.exact_parts(computes) == {"sums": "int64"}
+    assert computes.elements_of("sums") == computes.sums
+    rules.aggregators["sums"].check(2.0**62 / plan.round.cohort, 1)
+    with pytest.raises(Exception, match="can be at most"):
+        rules.aggregators["sums"].check(2.0**62 / plan.round.cohort * 1.001, 1)
+
+
+def test_a_bundle_of_the_other_sort_is_refused(computes: Manifest) -> None:
+    with pytest.raises(PlanError, match="make-bundle"):
+        parse(PLAN).check_against(TRAINS)
+    with pytest.raises(PlanError, match='Set recipe = "statistics"'):
+        parse(SMALL).check_against(computes)
+    with pytest.raises(PlanError, match="nothing is computed"):
+        parse(SMALL).computation(TRAINS)
+
+
+def test_plans_that_train_have_no_computation() -> None:
+    plan = parse(SMALL)
+    plan.check_against(TRAINS)
+    assert plan.round_rules(TRAINS).computation is None
+    assert TRAINS.elements_of("sums") == 0
+    assert "computation" not in msgspec.to_builtins(TRAINS)
