@@ -18,8 +18,11 @@ BUSY = 10.0
 
 
 def open_sqlite(path: Path, choices: Choices) -> RawSource:
-    """The rows that a query gives, by the names of its columns. Options: query (needed); nulls (refuse, or
-    missing: NaN in a column of numbers, else an empty text)."""
+    """The rows that a query gives, by the names of its columns.
+
+    Options: query (needed); nulls (refuse, or missing: NaN in a column of numbers, else an empty
+    text).
+    """
     query = choices.text("query")
     missing_too = choices.one_of("nulls", ("refuse", "missing")) == "missing"
     if not query:
