@@ -1,7 +1,7 @@
 """Federated statistics on one machine: three devices with a table each, and what came out beside
 the same numbers of all rows in one place.
 
-    python examples/statistics.py [FOLDER]
+    python examples/federated_statistics.py [FOLDER]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ HERE = Path(__file__).parent
 ROWS = {"north": 1000, "south": 400, "west": 150}
 
 
-def table(rows: int, seed: int) -> dict[str, np.ndarray]:
+def table(rows: int, seed: int) -> dict[str, Any]:
     random = np.random.default_rng(seed)
     age = np.clip(np.round(random.normal(52, 21, rows)), 0, 104)
     age[random.random(rows) < 0.03] = np.nan
@@ -37,7 +38,7 @@ def command(name: str, *words: str) -> list[str]:
     return [found, *words]
 
 
-def run(folder: Path) -> dict[str, np.ndarray]:
+def run(folder: Path) -> dict[str, Any]:
     """Serve the questions to three devices until the run is over. Returns all rows."""
     tables = {name: table(rows, seed) for seed, (name, rows) in enumerate(ROWS.items())}
     for name, columns in tables.items():
