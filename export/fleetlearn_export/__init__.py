@@ -1,11 +1,13 @@
 """PyTorch model -> training bundle: one training step as a graph of standard ONNX operators.
 
-``export_bundle`` and ``export_vertical`` bring PyTorch and ONNX with them when they are first asked
-for. Raises ImportError
+``export_distillation`` writes such a graph for a coordinator that distils.
+
+All of these bring PyTorch and ONNX with them when they are first asked for. Raises ImportError
 where they are missing or where two builds of ONNX Runtime are mixed up.
 """
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fleetlearn_protocol.manifest import LocalStep, TrainMany
@@ -14,6 +16,7 @@ from fleetlearn_export.errors import ExportError
 
 if TYPE_CHECKING:
     from fleetlearn_export.bundle import export_bundle
+    from fleetlearn_export.distillation import distillation_loss, export_distillation
     from fleetlearn_export.split_parts import export_vertical
     from fleetlearn_export.written_bundle import Exported, ExportedParts
 
@@ -27,21 +30,29 @@ __all__ = [
     "ExportedParts",
     "LocalStep",
     "TrainMany",
+    "distillation_loss",
     "export_bundle",
+    "export_distillation",
     "export_vertical",
 ]
+HOMES = {
+    "Exported": "written_bundle",
+    "ExportedParts": "written_bundle",
+    "distillation_loss": "distillation",
+    "export_bundle": "bundle",
+    "export_distillation": "distillation",
+    "export_vertical": "split_parts",
+}
+"""What brings PyTorch with it -> its module."""
 
 
 def __getattr__(name: str) -> object:
-    if name not in ("Exported", "ExportedParts", "export_bundle", "export_vertical"):
+    if name not in HOMES:
         raise AttributeError(f"module {__name__} has no attribute {name}")
     from fleetlearn_export.installation import check_installation
 
     check_installation()
-    from fleetlearn_export import bundle, split_parts, written_bundle
-
-    homes = {"export_bundle": bundle, "export_vertical": split_parts}
-    return getattr(homes.get(name, written_bundle), name)
+    return getattr(import_module(f"fleetlearn_export.{HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -81,9 +81,13 @@ PARTICIPATIONS: Mapping[str, dict[str, Any]] = {
 }
 """Name -> the plan's [round]."""
 MODELS = ("plain", "buffers", "personal", "normalisation")
-LEFT_OUT = ("moon", *(name for name, recipe in RECIPES.items() if recipe.mechanism is not None))
-"""Recipes of which nobody knows where they end: MOON's term compares features of a deep model, and
-differential privacy adds noise."""
+LEFT_OUT = (
+    "moon",
+    "feddf",
+    *(name for name, recipe in RECIPES.items() if recipe.mechanism is not None),
+)
+"""Recipes of which nobody knows where they end: MOON's term compares features of a deep model,
+FedDF's model ends where the teachers say, and differential privacy adds noise."""
 ALGORITHMS = (*(name for name in RECIPES if name not in LEFT_OUT), "scaffold-gradient")
 KRUMS = ("krum", "multi-krum", "bulyan")
 CORRECTED = ("scaffold", "scaffold-gradient", "feddyn")

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from fleetlearn_coordinator.plan.aggregation_rules import contradictions_of_aggregation
 from fleetlearn_coordinator.plan.algorithm_rules import ALGORITHM_RULES
 from fleetlearn_coordinator.plan.computation_rules import COMPUTATION_RULES
+from fleetlearn_coordinator.plan.distil_rules import DISTIL_RULES
 from fleetlearn_coordinator.plan.family_rules import FAMILY_RULES
 from fleetlearn_coordinator.plan.model_rules import MODEL_RULES, STOP_RULES
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
@@ -27,6 +28,7 @@ def contradictions(plan: PlanKeys) -> Iterable[str]:
     yield from broken(COMPUTATION_RULES, plan)
     yield from privacy_contradictions(plan)
     yield from secure_contradictions(plan)
+    yield from broken(DISTIL_RULES, plan)
     yield from broken(MODEL_RULES, plan)
     yield from contradictions_of_aggregation(
         plan.aggregation, round_, mix=plan.server.mix, evaluate=plan.local.evaluate

@@ -45,6 +45,11 @@ def fill_defaults(raw: dict[str, Any]) -> None:
         raise ValueError(
             f'recipe = "{name}" needs [privacy] with population, delta, clip, and epsilon or noise'
         )
+    if recipe.distils and "distil" not in raw:
+        raise ValueError(
+            f'recipe = "{name}" needs [distil] with data, examples without labels, and bundle, '
+            "which export_distillation writes"
+        )
     privacy = raw.get("privacy")
     if privacy is not None:
         raw.setdefault("durable", "power")  # a model that was seen stays counted

@@ -21,6 +21,9 @@ class FamilyMember(Section, frozen=True):
 
     bundle: Path
     """The member's training bundle, relative to the plan file."""
+    distil: Path | None = None
+    """With [distil]: the member's distillation bundle (``export_distillation``), relative to the
+    plan file."""
     memory: Count | None = None
     """The least bytes of RAM of a device that trains it. A device that does not say how much it has
     does not fit. Default: any device fits."""

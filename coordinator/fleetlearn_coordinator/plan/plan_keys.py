@@ -11,6 +11,7 @@ import msgspec
 from fleetlearn_protocol.messages import Identifier
 from msgspec import Meta
 
+from fleetlearn_coordinator.plan.distil_section import DistilSection
 from fleetlearn_coordinator.plan.family_section import FamilyMember, MemberName
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, LocalAlgorithm
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
@@ -68,6 +69,8 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     family: dict[MemberName, FamilyMember] = msgspec.field(default_factory=dict)
     """The run's several models by name, in the order of preference. Empty: it has the one of
     ``bundle``."""
+    distil: DistilSection | None = None
+    """Default: the model is the mean."""
     file: str
     """Where the plan came from, for messages. Not a key of the file."""
 
@@ -119,6 +122,11 @@ class PlanKeys(Section, frozen=True, kw_only=True):
             return 1
         # As written: 100 * 0.29 is 29, not 28.
         return None if rule.max_share is None else int(rule.goal * Decimal(str(rule.max_share)))
+
+    @property
+    def keeps_device_models(self) -> bool:
+        """Whether the devices' own models are needed at a round's end."""
+        return self.distil is not None and self.distil.teachers == "devices"
 
     @property
     def algorithm(self) -> LocalAlgorithm:

@@ -41,6 +41,8 @@ class Recipe(NamedTuple):
     aggregation: Mapping[str, Any] = MEAN
     personal: Personal | None = None
     """What of the bundle must stay on the devices, beside what the algorithm needs there."""
+    distils: bool = False
+    """Whether the plan needs [distil]. False: it may have one."""
     mechanism: Mechanism | None = None
     """The mechanism of differential privacy, for which a plan needs [privacy]. None: [privacy] may
     be there."""
@@ -177,6 +179,11 @@ RECIPES: Mapping[str, Recipe] = {
         "Algorithm 1 and equation 10",
         local={**LOCAL, "algorithm": "apfl"},
         round=UNIFORM,
+    ),
+    "feddf": Recipe(
+        "Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, arXiv "
+        "2006.07242, Algorithm 1",
+        distils=True,
     ),
     "dp-fedavg": Recipe(
         "McMahan et al., Learning Differentially Private Recurrent Language Models, arXiv "

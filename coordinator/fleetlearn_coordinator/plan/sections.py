@@ -16,6 +16,7 @@ from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGH
 from fleetlearn_coordinator.aggregation.robust.rules import Bounds
 from fleetlearn_coordinator.aggregation.weighing.fair import MOST_Q
 from fleetlearn_coordinator.aggregation.weighing.norm_bound import NormBound
+from fleetlearn_coordinator.plan.distil_section import DistilSection
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
 from fleetlearn_coordinator.plan.secure_section import SecureSection
 from fleetlearn_coordinator.plan.selection_section import SelectionSection
@@ -338,6 +339,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "models": Models,
     "privacy": PrivacySection,
     "secure": SecureSection,
+    "distil": DistilSection,
 }
-OPTIONAL = ("privacy", "secure")
+OPTIONAL = ("privacy", "secure", "distil")
 """Sections without which a plan is another plan, and not the same with defaults."""

@@ -19,11 +19,15 @@ from typing import Any, NamedTuple
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.paths import in_home
 
+from fleetlearn_coordinator.plan.distil_files import distillation_bundles
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, is_service_file
 from fleetlearn_coordinator.storage.runs import Runs
 
-PLAN_PATHS = ("bundle", "family.*.bundle", "data_dir", "evaluation.data", "secure.roster")
+PLAN_PATHS = (
+    "bundle", "family.*.bundle", "family.*.distil", "data_dir", "evaluation.data", "secure.roster",
+    "distil.data", "distil.bundle",
+)  # fmt: skip
 """The keys of a plan that are paths. ``*``: each table there is."""
 SERVICE_PATHS = (
     "identities", "runs", "signing_keys", "tls.certificate", "tls.key", "tls.clients",
@@ -124,6 +128,11 @@ def _add_plan(found: BackupContents, name: str, path: Path) -> None:
         found.secret.add(plain(plan.evaluation.data))
     if plan.secure is not None and plan.secure.roster is not None:
         found.files.append(plain(plan.secure.roster))
+    if plan.distil is not None:
+        found.files.append(plain(plan.distil.data))
+        found.secret.add(plain(plan.distil.data))
+        for bundle in {*distillation_bundles(plan)}:
+            found.files += _files_of(plain(bundle))
 
 
 def _add_service(found: BackupContents, settings: ServiceSettings, *, keys: bool) -> None:

@@ -13,6 +13,7 @@ from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.rounds.commands import Command
+from fleetlearn_coordinator.service import worker_process
 from fleetlearn_coordinator.service.held_out import HeldOut, check_installed
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.run_log import RunLog
@@ -44,6 +45,8 @@ def open_run(
     read there. Raises PlanError, BundleError, StoreError."""
     bundles = open_bundles(plan, bundle)
     bundle = next(iter(bundles.values()))
+    if plan.distil is not None:
+        worker_process.check_installed("distillation", "leave [distil] out")
     store = open_store(
         plan.data_dir,
         identity_of(bundles),
@@ -143,6 +146,8 @@ class HostedRun:
         """Let what is being computed come to its end, and record that the run is not served any
         more."""
         await self.server.wait_for_thread()
+        if self.server.distiller is not None:
+            await self.server.distiller.close()
         if self._held_out is not None and self._measuring is not None:
             self._measuring.cancel()
             await self._held_out.close()

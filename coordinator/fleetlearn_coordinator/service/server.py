@@ -31,6 +31,7 @@ from fleetlearn_coordinator.conversation.port import Admitted, Spool
 from fleetlearn_coordinator.conversation.uploads import check_parts, check_work
 from fleetlearn_coordinator.dashboard.run_history import FleetNow
 from fleetlearn_coordinator.network.host import Host, spread, welcome
+from fleetlearn_coordinator.plan.distil_files import distillation_bundles
 from fleetlearn_coordinator.plan.secure_tasks import why_not_secure
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
@@ -48,6 +49,7 @@ from fleetlearn_coordinator.rounds.selection_rules import stated_in
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.waiting_words import waits_for, waits_for_in_general
 from fleetlearn_coordinator.service.device_history import DeviceHistory
+from fleetlearn_coordinator.service.distil_asker import DistilAsker
 from fleetlearn_coordinator.service.fleet_minutes import KEYS, FleetMinutes, read_minutes
 from fleetlearn_coordinator.service.helper_asker import HelperAsker
 from fleetlearn_coordinator.service.live_state import LiveState
@@ -61,9 +63,11 @@ from fleetlearn_coordinator.service.observers import (
 from fleetlearn_coordinator.service.run_clock import Clocks, RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
 from fleetlearn_coordinator.service.task_privacy import why_not_private
+from fleetlearn_coordinator.service.training_run.distilling import DistilQuestion
 from fleetlearn_coordinator.service.training_run.mask_sum import Answer, MaskQuestion
 from fleetlearn_coordinator.service.training_run.members import RunMember
 from fleetlearn_coordinator.service.training_run.run import Run
+from fleetlearn_coordinator.service.worker_process import WorkerAnswer, WorkerProcess
 
 LARGE_MODEL = 8 * 2**20
 """Bytes from which on a model's updates are added, saved and committed in another thread. Measured
@@ -127,6 +131,14 @@ class RunServer:
         """Asks the helper, where updates are masked."""
         if run.mask_sums is not None:
             self._asker = HelperAsker(run.mask_sums, self.loop, self._answered, self.fail)
+        self.distiller: DistilAsker | None = None
+        """Has models distilled, where the plan says so."""
+        if run.plan.distil is not None and run.distilling is not None:
+            files = [run.plan.distil.data, *distillation_bundles(run.plan)]
+            worker = WorkerProcess("fleetlearn_device.distil", *map(str, files))
+            self.distiller = DistilAsker(
+                run.distilling, worker, run.log, self._distilled, self.fail
+            )
 
     def start(self, pending: Sequence[Command]) -> None:
         """Serve the run from now on. ``pending``: what ``Run.resume`` returned."""
@@ -134,6 +146,8 @@ class RunServer:
         self._tell_all(pending)
         if self._asker is not None:
             self._asker.look()
+        if self.distiller is not None:
+            self.distiller.look()
         self._planned_before = self.engine.round
         if self.run.finished is not None:  # before, or by the round that was just resumed
             self._finish(self.run.finished)
@@ -442,6 +456,16 @@ class RunServer:
         self._set_alarm()  # a model without a command may let a round wait for devices to gather
         self.host.grant()
 
+    def _distilled(self, question: DistilQuestion, answer: WorkerAnswer) -> None:
+        """The worker process was asked to distil a round's model."""
+        if self.ended or self.done.done():
+            return
+        assert self.run.distilling is not None
+        self.run.distilling.answered(question, answer)
+        self._do_work()
+        self._set_alarm()
+        self.host.grant()
+
     def _do_work(self) -> None:
         """Do what is to be done with accepted updates: those of a large model in another thread,
         while this one answers the devices. Pairwise masks of any model take long."""
@@ -650,6 +674,8 @@ class RunServer:
     def _ask_no_more(self) -> None:
         if self._asker is not None:
             self._asker.end()
+        if self.distiller is not None:
+            self.distiller.end()
 
     def free(self) -> None:
         """The process goes on without this run: let what is large be freed now, as ``Run.free``

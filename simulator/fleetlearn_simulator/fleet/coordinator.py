@@ -35,6 +35,7 @@ from fleetlearn_simulator.fleet.round_training import RoundTraining
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.fleet.sent_updates import TiedToUpdate
 from fleetlearn_simulator.fleet.simulated_account import SimulatedAccount, device_noise
+from fleetlearn_simulator.fleet.simulated_distillation import SimulatedDistillation
 from fleetlearn_simulator.fleet.trained_reports import Measured, parts_to_add, reports_of
 from fleetlearn_simulator.fleet.update_file import UpdateFile
 from fleetlearn_simulator.keyed_random import secret_bytes
@@ -62,6 +63,9 @@ class SimulatedCoordinator:
             ),
             prefix="s-",
         )
+        manifests = {"": bundle.manifest}
+        family = self.plan.family_rules(manifests)
+        self.distillation = SimulatedDistillation(self.plan, manifests, family)
         self.down = False
         """Whether its process is dead."""
         self.rules = replace(rules, metrics=("loss", *self.metrics))  # the order of rounds.jsonl
@@ -134,7 +138,9 @@ class SimulatedCoordinator:
         """Where updates may be stale: the rounds in which the tasks of these reports were given."""
         if self.masked is not None:
             self.masked.begin_round()
+        self.distillation.begin_round()
         size, keeps = self.state.model.size, self.rules.aggregators[UPDATE].keeps_updates
+        keeps = keeps or self.distillation.keeps_updates
         self._file = UpdateFile(size) if keeps and size >= LARGE_UPDATE else None
 
     @property
@@ -169,7 +175,9 @@ class SimulatedCoordinator:
         """Reports of these tasks, which ``receive`` accepted, arrived at these times. The engine is
         not told."""
         self.round.accept(reports)
-        self.round.add(replace(reports, parts=parts_to_add(reports, self._file)))
+        reports = replace(reports, parts=parts_to_add(reports, self._file))
+        self.round.add(reports)
+        self.distillation.add(reports)
         if self.masked is not None:
             self.masked.accept(tasks, rows, self._model_given)
         self.weights.count(self.engine.report_terms(tasks.name[rows][0]).round, tasks.name[rows])
@@ -283,6 +291,7 @@ class SimulatedCoordinator:
             base = self.training.given[given_in].inputs.model
         masks = None if self.masked is None else self.masked.masks(self.model.size)
         made = self.round.commit(number, self.round.summary(dropped), base, masks)
+        made = self.distillation.distilled(made, self.state)
         self.earlier, self.state, self.abandoned_in_a_row = self.model, made.state, 0
         summary = made.summary | selection.committed(self.engine, self.devices)
         if self.account is not None and made.state.privacy is not None:

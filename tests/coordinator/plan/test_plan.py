@@ -155,6 +155,8 @@ def test_each_recipe_fills_in_the_plan(name: str) -> None:
     )
     if recipe.mechanism is not None:
         text += f"\n{PRIVATE}"
+    if recipe.distils:
+        text += '\n[distil]\ndata = "d.npz"\nbundle = "d.bundle"'
     plan = parse(
         text + "\n[server]\ndevices = 9" * ALGORITHMS[recipe.local["algorithm"]].counts_devices
     )
@@ -243,7 +245,10 @@ def test_a_target_has_a_direction(metric: str, direction: str) -> None:
             ],
         ),
         (f"{SMALL}zzz = 3", ["round.zzz is not a key of a plan. Allowed here: goal"]),
-        (f"lr = 0.1\n{SMALL}", ["lr is not a key", "did you mean local.lr or server.lr?"]),
+        (
+            f"lr = 0.1\n{SMALL}",
+            ["lr is not a key", "did you mean local.lr or server.lr or distil.lr?"],
+        ),
         (f"{SMALL}epochs = 2", ["round.epochs is not a key", "did you mean local.epochs?"]),
         (f'file = "x"\n{SMALL}', ["file is not a key"]),
         (f"{SMALL}[rounds]\ngoal = 1", ["rounds is not a key", "stop.rounds"]),

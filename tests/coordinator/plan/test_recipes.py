@@ -45,6 +45,7 @@ def test_the_table_has_the_names_that_users_type() -> None:
             *server,
             *asynchronous,
             *personal,
+            "feddf",
             *private,
             "statistics",
             *RULES,

@@ -211,17 +211,18 @@ class RoundWork:
         )
         return []
 
-    def refined(self, number: int, models: Mapping[str, Vector]) -> None:
+    def refined(self, number: int, models: Mapping[str, Vector], about: Mapping[str, Any]) -> None:
         """The round of this number is to have these models, by their members' names, in the place
-        of the averaged ones. Members that are not named keep theirs. The caller has the next work
-        done. Changes nothing where no such round waits."""
+        of the averaged ones. Members that are not named keep theirs. ``about``: what the round's
+        summary has beside. The caller has the next work done. Changes nothing where no such round
+        waits."""
         if self._averaged is None or self._averaged[0].number != number:
             return
         (decided, averaged), self._averaged = self._averaged, None
         self.engine.waits_on = ""
         before = self.reports.round.state
         write = self._writer.write_refined
-        self._to_commit = partial(write, decided, averaged, before, models)
+        self._to_commit = partial(write, decided, averaged, before, models, about)
 
     def _end_commit(self, new: WrittenRound | NotUnmasked, now: Clocks) -> list[Command]:
         """Write the rows with which the new model and its optimizer's state become valid and the

@@ -53,6 +53,7 @@ from fleetlearn_coordinator.service.observers import (
 )
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.run_log import RunLog
+from fleetlearn_coordinator.service.training_run.distilling import Distilling
 from fleetlearn_coordinator.service.training_run.evaluation_records import EvaluationRecords
 from fleetlearn_coordinator.service.training_run.exchange_records import ExchangeRecords
 from fleetlearn_coordinator.service.training_run.finish import finish_rows, met_before
@@ -172,6 +173,12 @@ class Run:
             self.observers,
             self.record,
         )
+        self.distilling: Distilling | None = None
+        """What distils the models, where the plan has it done."""
+        if plan.distil is not None:
+            self.distilling = self.work.refiner = Distilling(
+                plan.distil, plan.seed, members, self.engine, self.log, self.work.refined
+            )
         self.mask_sums: MaskSums | None = None
         """What the helper is asked, where updates are masked."""
         if plan.secure is not None and plan.secure.mode == "helper":

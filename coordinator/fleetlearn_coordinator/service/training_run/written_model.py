@@ -128,11 +128,13 @@ class ModelWriter:
         averaged: CommittedRound,
         before: ModelState,
         models: Mapping[str, Vector],
+        about: Mapping[str, Any],
     ) -> WrittenRound:
         """Write the file of an averaged round with other models of these members. ``before``: what
-        the round changed. Raises as ``commit`` does, and as ``replace_models``."""
+        the round changed. ``about``: what its summary has beside. Raises as ``commit`` does, and as
+        ``replace_models``."""
         refined = replace_models(self._members.rules, averaged, before, models)
-        return self.write(decided, refined)
+        return self.write(decided, refined._replace(summary={**refined.summary, **about}))
 
     def write(self, decided: RoundToCommit, averaged: CommittedRound) -> WrittenRound:
         """Write the file of the round's model. Raises StoreError (the disk is full), OSError."""
