@@ -14,7 +14,7 @@ import resource
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -24,8 +24,10 @@ from fleetlearn_protocol.addresses import is_loopback
 from fleetlearn_protocol.date_text import date_text
 from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 from fleetlearn_protocol.errors import FleetError, in_words, many
+from fleetlearn_protocol.manifest import Manifest
 
 from fleetlearn_coordinator.network import process_settings
+from fleetlearn_coordinator.plan.distil_files import check_distillation
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.privacy_terms import epsilon_after, noise_multiplier
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
@@ -102,6 +104,7 @@ def check_plan(plan: Plan, service: ServiceSettings) -> Checks:
         for name, path in plan.members.items():
             about = f"{path}: {manifests[name].size} parameters, whole"
             yield CheckView("bundle", GOOD, f"{name}: {about}" if name else about)
+        yield from check_distil(plan, manifests)
     except FleetError as error:
         do = "export the model again, or change the plan"
         yield CheckView("bundle", BAD, error.text, do)
@@ -121,6 +124,22 @@ def check_plan(plan: Plan, service: ServiceSettings) -> Checks:
         yield check_disk(plan, service, 4 * elements)
     else:
         yield CheckView("data", GOOD, f"{storage.where} is a store, and no folder here")
+
+
+def check_distil(plan: Plan, manifests: Mapping[str, Manifest]) -> Checks:
+    """Check that the files of [distil] fit the plan's bundles, and that its process could run."""
+    if plan.distil is None:
+        return
+    # It brings asyncio: others need not wait for it.
+    from fleetlearn_coordinator.service import worker_process
+
+    try:
+        check_distillation(plan, manifests)
+        worker_process.check_installed("distillation", "leave [distil] out")
+        yield CheckView("distil", GOOD, f"{plan.distil.data} fits its bundles")
+    except FleetError as error:
+        do = "change [distil] in the plan, or make its files again"
+        yield CheckView("distil", BAD, error.text, do)
 
 
 def check_privacy(plan: Plan) -> CheckView:
