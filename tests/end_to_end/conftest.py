@@ -31,6 +31,26 @@ def digits_bundle(folder: Path, name: str, make: Callable[[], nn.Module], **opti
 
 
 @pytest.fixture(scope="session")
+def family_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Three architectures for the flat digits, by the names of a family's members."""
+    models: dict[str, Callable[[], nn.Module]] = {
+        "cnn": lambda: nn.Sequential(
+            nn.Unflatten(1, (1, 8, 8)),
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64, 10),
+        ),
+        "mlp": lambda: nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)),
+        "linear": lambda: nn.Linear(64, 10),
+    }
+    folder = tmp_path_factory.mktemp("family")
+    options = {"step": LocalStep("sgd"), "metrics": {"accuracy": DIGITS["accuracy"]}}
+    return {name: digits_bundle(folder, name, make, **options) for name, make in models.items()}
+
+
+@pytest.fixture(scope="session")
 def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = {"step": LocalStep("sgd", proximal=True), "metrics": {"accuracy": DIGITS["accuracy"]}}
     return digits_bundle(
