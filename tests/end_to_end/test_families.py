@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 from fleetlearn_coordinator import read_model, read_status
+from fleetlearn_device import open_runtime
+from fleetlearn_device.training.data import as_data, load_npz
+from fleetlearn_device.training.train import evaluate_data
 from fleetlearn_protocol import open_bundle
 from peers import plan_text
 from processes import Processes, free_port, processes, service_file, wait_for
@@ -67,9 +70,9 @@ def alone(
     return models
 
 
-def family_text(bundles: Mapping[str, Path], data_dir: Path) -> str:
+def family_text(bundles: Mapping[str, Path], data_dir: Path, **settings: Any) -> str:
     counts = {"round__goal": 6, "round__minimum": 6}
-    text = plan_text(bundles["cnn"], data_dir, **SETTINGS, **counts)
+    text = plan_text(bundles["cnn"], data_dir, **(SETTINGS | counts | settings))
     return "\n".join(
         [text]
         + [
@@ -115,3 +118,45 @@ def test_members_are_what_runs_of_their_own_make(
         assert model[begin : begin + size].tobytes() == alone[member], member
         begin += size
     assert begin == model.size
+
+
+@pytest.mark.slow
+def test_each_member_is_measured_on_held_out_data(
+    run: Processes, family_bundles: Mapping[str, Path], shards: list[Path]
+) -> None:
+    """The version's metrics are the means over the members, and end the run."""
+    plan, url = run.folder / "plan.toml", f"ws://127.0.0.1:{(port := free_port())}"
+    data_dir, held_out = run.folder / "run", shards[7]
+    settings = {
+        "round__goal": 3,
+        "round__minimum": 3,
+        "evaluation__data": str(held_out),
+        "stop__rounds": 100,
+        "stop__metric": "accuracy",
+        "stop__target": 0.6,
+        "stop__bounds": [0, 1],
+        "stop__measured_by": "held-out",
+    }
+    plan.write_text(family_text(family_bundles, data_dir, **settings))
+    service_file(plan, port)
+    run.coordinator(plan)
+    for shard, member in zip(shards, DEVICES, strict=False):
+        run.device(member, url, shard, options=["--tag", member])
+    assert run.wait("coordinator") == 0, run.log("coordinator")
+    status = read_status(data_dir)
+    assert status.met_by is not None
+    result = status.held_out[status.met_by]
+    model, begin = read_model(data_dir, status.met_by)[1], 0
+    expected = {}
+    for member, path in family_bundles.items():
+        runtime = open_runtime(str(path), kind="onnx")
+        size = open_bundle(path).manifest.size
+        runtime.load(model[begin : begin + size])
+        found = evaluate_data(runtime, as_data(load_npz(held_out)))
+        expected[member] = found.metric_sums["accuracy"] / found.examples
+        begin += size
+    measured = {name: own["accuracy"] for name, own in result["members"].items()}
+    assert measured == pytest.approx(expected)
+    assert result["metrics"]["accuracy"] == pytest.approx(sum(expected.values()) / 3)
+    assert result["metrics"]["accuracy"] >= 0.6
+    assert "; linear: loss" in run.log("coordinator")

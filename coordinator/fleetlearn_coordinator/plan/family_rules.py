@@ -85,13 +85,6 @@ FAMILY_RULES = (
             "local.adaptive_mu = true: mu follows the loss of one model. It takes a fixed local.mu"
         ),
     ),
-    _family_rule(
-        lambda plan: plan.evaluation.data is not None,
-        lambda plan: (
-            "evaluation.data: held-out evaluation measures one model. Leave evaluation.data out; "
-            "evaluation.every has devices measure each member's model"
-        ),
-    ),
 )
 """Each with its reason. docs/algorithms/families.md lists them for people."""
 

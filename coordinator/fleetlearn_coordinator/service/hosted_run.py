@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.errors import Code, FleetError
@@ -14,7 +15,7 @@ from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service import worker_process
-from fleetlearn_coordinator.service.held_out import HeldOut, check_installed
+from fleetlearn_coordinator.service.held_out import HeldOut, HeldOutMember, check_installed
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.server import RunServer
@@ -84,8 +85,17 @@ def _measurer(run: Run) -> HeldOut | None:
         last = run.finished is not None and version == newest
         return 0 < version <= newest and (version % rule.data_every == 0 or last)
 
-    results, digest_of = run.store.storage.held_out, run.models.digest_of
-    return HeldOut(run.bundle, results, rule.data, run.store.blobs, digest_of, is_due, run.log)
+    members = [
+        HeldOutMember(
+            member.name,
+            member.bundle,
+            member.place.start,
+            partial(run.models.member_digest, member=member),
+        )
+        for member in run.members.all
+    ]
+    results = run.store.storage.held_out
+    return HeldOut(members, results, rule.data, run.store.blobs, is_due, run.log)
 
 
 class HostedRun:

@@ -96,7 +96,6 @@ REFUSED = {
     "local.adaptive_mu = true": (
         f'{HEAD}recipe = "fedprox"\n{TAIL}{FAMILY}[local]\nadaptive_mu = true\n'
     ),
-    "evaluation.data: held-out": f'{HEAD}{TAIL}{FAMILY}[evaluation]\ndata = "held.npz"\n',
 }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleetlearn_coordinator.service import worker_process
-from fleetlearn_coordinator.service.held_out import MAX_WAITING, HeldOut
+from fleetlearn_coordinator.service.held_out import MAX_WAITING, HeldOut, HeldOutMember
 from fleetlearn_coordinator.service.worker_process import MAX_DEATHS
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs, model_path
 from fleetlearn_coordinator.storage.file_held_out import FileHeldOutResults
@@ -43,7 +43,8 @@ def blobs(tmp_path: Path) -> Iterator[FileBlobs]:
 def make(tmp_path: Path, blobs: FileBlobs) -> Make:
     bundle = open_bundle(write_test_bundle(tmp_path / "test.bundle", size=4))
     results, data = FileHeldOutResults(tmp_path), tmp_path / "data.npz"
-    return lambda: HeldOut(bundle, results, data, blobs, str, lambda version: version > 0)
+    members = [HeldOutMember("", bundle, 0, str)]
+    return lambda: HeldOut(members, results, data, blobs, lambda version: version > 0)
 
 
 def save_models(blobs: FileBlobs, versions: range) -> None:
