@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds import round_state
 from fleetlearn_coordinator.rounds.commands import Ask
@@ -17,6 +16,7 @@ from fleetlearn_coordinator.rounds.exchange import ExchangePolicy, ExchangeTerms
 from fleetlearn_coordinator.rounds.settings import Settings
 from fleetlearn_coordinator.service.training_run import run
 from fleetlearn_coordinator.service.training_run.exchange_records import ExchangeRecords
+from fleetlearn_coordinator.service.training_run.members import Members
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.store import Store
 from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, ExchangeKind
@@ -69,7 +69,7 @@ CONTENTS = ExchangeKind(WhoAnswered, Sent)
 class RollCallRecords(ExchangeRecords):
     """A question says who answered in the phase before."""
 
-    def __init__(self, plan: Plan, rules: RoundRules, store: Store) -> None:
+    def __init__(self, plan: Plan, members: Members, store: Store) -> None:
         super().__init__(ROLL_CALL, store.ledger)
 
     def content(self, lease: Ask) -> dict[str, Any]:

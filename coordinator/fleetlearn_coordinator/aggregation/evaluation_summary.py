@@ -55,6 +55,25 @@ def summarise_evaluation(
     }
 
 
+def summarise_members(
+    results: Sequence[Evaluation],
+    members: Sequence[str],
+    names: Sequence[str],
+    max_weight: int,
+    bounds: Bounds,
+) -> dict[str, Any]:
+    """Return for each member of a family what the devices measured that train it: ``devices``, and
+    the ``metrics`` as ``summarise_evaluation`` has them. ``members``: the member of each result;
+    the others as there."""
+    found = {}
+    for member in sorted({*members}):
+        own = [each for each, of in zip(results, members, strict=True) if of == member]
+        measured = evaluation_of(own, names, max_weight)
+        metrics = summarise(NOTHING, measured, bounds)["metrics"]
+        found[member] = {"devices": len(own), "metrics": metrics}
+    return found
+
+
 def quantiles_of(measured: Measurements, bounds: Bounds) -> dict[str, dict[str, float]]:
     """Return the quantiles of the devices' means of each metric that at least FEWEST_DEVICES have,
     interpolated linearly (Hyndman and Fan, "Sample Quantiles in Statistical Packages" (1996),

@@ -220,6 +220,11 @@ async def test_devices_measure_the_member_that_they_train(tmp_path: Path) -> Non
         await server.done
     (evaluated,) = read_status(plan.data_dir).evaluations
     assert evaluated.summary["metrics"] == {"loss": 1.5}
+    assert evaluated.summary["members"] == {
+        "large": {"devices": 1, "metrics": {"loss": 1.0}},
+        "small": {"devices": 1, "metrics": {"loss": 2.0}},
+    }
+    assert [*evaluated.summary["tiers"]] == [""]
 
 
 @in_loop

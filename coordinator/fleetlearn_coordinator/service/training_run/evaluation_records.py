@@ -7,21 +7,27 @@ from typing import Any
 
 from fleetlearn_protocol.messages import CheckIn
 
-from fleetlearn_coordinator.aggregation.evaluation_summary import summarise_evaluation
-from fleetlearn_coordinator.aggregation.round_rules import RoundRules
+from fleetlearn_coordinator.aggregation.evaluation_summary import (
+    summarise_evaluation,
+    summarise_members,
+)
+from fleetlearn_coordinator.aggregation.family_round import MEMBERS
 from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.service.training_run.exchange_records import ExchangeRecords
+from fleetlearn_coordinator.service.training_run.members import Members
 from fleetlearn_coordinator.storage.store import Store
 
 
 class EvaluationRecords(ExchangeRecords):
-    """What a run knows of its evaluations beside the engine. A device's note is its tier."""
+    """What a run knows of its evaluations beside the engine. A device's note is its tier; in a
+    family followed by a space and the member that it measures."""
 
-    def __init__(self, plan: Plan, rules: RoundRules, store: Store) -> None:
+    def __init__(self, plan: Plan, members: Members, store: Store) -> None:
         super().__init__(EVALUATION, store.ledger)
-        self.plan, self.names = plan, rules.metrics
+        self.plan, self.names = plan, members.all[0].rules.metrics
+        self._members = members
         self._requests = store.storage.requests
         self.tiers: dict[str, str] = {}
         """Connected device that can evaluate -> its tier; empty where it states none."""
@@ -44,17 +50,22 @@ class EvaluationRecords(ExchangeRecords):
         self.tiers.pop(device, None)
 
     def note(self, device: str) -> str:
-        return self.tiers.get(device, "")
+        tier = self.tiers.get(device, "")
+        if not self._members.is_family:
+            return tier
+        return f"{tier} {self._members.of_device(device).name}"
 
     def summary(self, *, valid: bool) -> dict[str, Any]:
         (measured,), plan = self.answers, self.plan
         if plan.hides_devices:  # it began before the plan was private
             nothing = summarise_evaluation([], [], self.names, plan.round.max_weight, plan.bounds)
             return nothing | {"devices": len(measured)}
-        tiers = [self.notes[device] for device in measured]
-        summary = summarise_evaluation(
-            [*measured.values()], tiers, self.names, plan.round.max_weight, plan.bounds
-        )
+        notes = [self.notes[device].partition(" ") for device in measured]
+        tiers, members = [tier for tier, _, _ in notes], [member for _, _, member in notes]
+        given = self.names, plan.round.max_weight, plan.bounds
+        summary = summarise_evaluation([*measured.values()], tiers, *given)
+        if self._members.is_family:
+            summary[MEMBERS] = summarise_members([*measured.values()], members, *given)
         if valid:
             self.metrics = deciding(summary, plan.evaluation.minimum)
         return summary

@@ -25,7 +25,6 @@ from fleetlearn_protocol.secure.roster import read_roster
 from fleetlearn_protocol.secure.task_terms import pairwise_about
 
 from fleetlearn_coordinator.aggregation.modular_sum import UnmaskError
-from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.pairwise_rules import graph_for
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import Ask, ExchangeOpened
@@ -48,6 +47,7 @@ from fleetlearn_coordinator.service.training_run.exchange_records import (
     ExchangeCommand,
     ExchangeRecords,
 )
+from fleetlearn_coordinator.service.training_run.members import Members
 from fleetlearn_coordinator.storage.ledger import Metadata, Row
 from fleetlearn_coordinator.storage.store import Store
 
@@ -58,7 +58,7 @@ SEED = "pairwise_seed"
 class PairwiseRecords(ExchangeRecords):
     """What a run knows of its sessions beside the engine. Only the last one is kept."""
 
-    def __init__(self, plan: Plan, rules: RoundRules, store: Store) -> None:
+    def __init__(self, plan: Plan, members: Members, store: Store) -> None:
         super().__init__(PAIRWISE, store.ledger)
         assert plan.secure is not None
         assert plan.secure.mode == "pairwise"

@@ -19,7 +19,6 @@ from fleetlearn_protocol.messages import UPDATE, Reply, Report, SecureTask
 from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE, UNMASKING
 
-from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
@@ -87,14 +86,14 @@ if TYPE_CHECKING:
     from fleetlearn_coordinator.service.training_run.pairwise_records import PairwiseRecords
 
 
-def _pairwise_records(plan: Plan, rules: RoundRules, store: Store) -> ExchangeRecords:
+def _pairwise_records(plan: Plan, members: Members, store: Store) -> ExchangeRecords:
     # With it comes the package cryptography, which is not there where tasks are only simulated.
     from fleetlearn_coordinator.service.training_run.pairwise_records import PairwiseRecords
 
-    return PairwiseRecords(plan, rules, store)
+    return PairwiseRecords(plan, members, store)
 
 
-EXCHANGE_RECORDS: dict[str, Callable[[Plan, RoundRules, Store], ExchangeRecords]] = {
+EXCHANGE_RECORDS: dict[str, Callable[[Plan, Members, Store], ExchangeRecords]] = {
     EVALUATION: EvaluationRecords,
     PAIRWISE: _pairwise_records,
 }
@@ -197,7 +196,7 @@ class Run:
         self.exchanges: dict[str, ExchangeRecords] = {}
         """Kind of exchange -> what is recorded of it."""
         for kind in self.engine.exchanges:
-            records = self.exchanges[kind] = EXCHANGE_RECORDS[kind](plan, rules, store)
+            records = self.exchanges[kind] = EXCHANGE_RECORDS[kind](plan, members, store)
             if records.saved is not None:
                 self.engine.restore_exchange(kind, records.saved, now.engine)
                 if kind == PAIRWISE:
