@@ -29,10 +29,7 @@ from fleetlearn_coordinator.aggregation.open_round import CommittedRound, OpenRo
 from fleetlearn_coordinator.aggregation.optimizers import State, change_norm
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
-from fleetlearn_coordinator.aggregation.round_summary import summarise_staleness
-
-MEMBERS = "members"
-"""Key of a round's summary: name of each member -> its own summary."""
+from fleetlearn_coordinator.aggregation.round_summary import MEMBERS, summarise_staleness
 
 
 class MemberRules(NamedTuple):

@@ -15,6 +15,8 @@ from fleetlearn_coordinator.aggregation.commit import weights_of
 
 Bounds = Mapping[str, tuple[float, float]]
 """Name of a metric -> the least and the greatest that it can be for one example."""
+MEMBERS = "members"
+"""Key of a family's summary: name of each member -> its own summary."""
 PERSONAL = "personal."
 """What the names of metrics of the devices' personal models begin with."""
 BEFORE, WHILE = "before they trained", "while they trained"
@@ -211,7 +213,19 @@ def describe(summary: Mapping[str, Any]) -> str:
         metrics += f" on the devices' training examples, {measured_when(summary)}{noisy}"
     else:
         metrics = "no metrics"
-    return (
+    whole = (
         f"{summary['reports']} reports ({summary['partial']} partial), dropped: {dropped}; "
         f"{metrics}; change {summary['change']:.3g}; {summary['seconds']:.2f} s"
     )
+    return "; ".join([whole, *describe_members(summary)])
+
+
+def describe_members(summary: Mapping[str, Any]) -> list[str]:
+    """Return a line for each member of a family: how many devices reported, what they measured, and
+    how far the model moved. Empty: the run has one model."""
+    lines = []
+    for name, own in summary.get(MEMBERS, {}).items():
+        reports, metrics = own["reports"], describe_metrics(own) or "no metrics"
+        word = "report" if reports == 1 else "reports"
+        lines.append(f"{name}: {reports} {word}, {metrics}, change {own['change']:.3g}")
+    return lines

@@ -147,6 +147,9 @@ def _open_round(run: RunView, now: float) -> list[str]:
         return [f"phase {run.phase}, round {run.round}"] if run.running else []
     goal = "" if run.goal is None else f" of {run.goal}"
     parts = [f"{run.accepted}{goal} reports", f"{many(run.leases, 'task')} running"]
+    if of_members := run.live.get("members"):
+        listed_tasks = ", ".join(f"{count} of {name}" for name, count in of_members.items())
+        parts[-1] += f" ({listed_tasks})"
     if run.dropped:
         parts.append(f"ended without a report: {causes(run.dropped)}")
     if run.deadline is not None:
@@ -214,6 +217,25 @@ def measured_line(rounds: Sequence[RoundView]) -> str | None:
     when = "before they trained" if before else WHILE
     whose = "on the training examples of the round's own devices"
     return f"{', '.join(names)}: {model}{whose}, {when}"
+
+
+def member_lines(row: RoundView) -> list[str]:
+    """Return what a round says of the members of a family, a line each. Empty: the run has one
+    model."""
+    return [
+        f"{name} in round {row.number}: "
+        + ", ".join(
+            filter(
+                None,
+                [
+                    many(own["reports"], "report"),
+                    listed(own["metrics"]),
+                    f"change {own['change']:.3g}",
+                ],
+            )
+        )
+        for name, own in row.summary.get("members", {}).items()
+    ]
 
 
 def rounds_table(rounds: Sequence[RoundView], now: float, width: int) -> Table:

@@ -20,6 +20,7 @@ from fleetlearn_coordinator.commands.show import (
     host_lines,
     listed,
     measured_line,
+    member_lines,
     rounds_table,
     run_lines,
     runs_table,
@@ -87,6 +88,8 @@ def _print(found: HostView | RunView, last: int) -> None:
     if found.rounds:
         if text := measured_line(found.rounds):
             tell(text)
+        for line in member_lines(found.rounds[-1]):
+            tell(line)
         show_table(rounds_table(found.rounds[-last:], now, columns_here()))
     if found.evaluations:
         show_table(evaluations_table(found.evaluations[-last:]))

@@ -49,7 +49,10 @@ WHY = {
 """The engine's own causes. What devices fail and what is rejected is logged where their messages
 are read."""
 
-SHOWN = ("reports", "devices", "metrics", "dropped", "change", "seconds", "bytes_up", "bytes_down")
+SHOWN = (
+    "reports", "devices", "metrics", "dropped", "change", "seconds", "bytes_up", "bytes_down",
+    "members",
+)  # fmt: skip
 """Of a summary, what the log as JSON has."""
 WARNED_AT = (0.8, 0.95)
 """Shares of the privacy budget that are warned of."""

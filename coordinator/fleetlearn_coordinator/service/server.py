@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -638,7 +639,17 @@ class RunServer:
             **({} if self.run.selection is None else self.run.selection.selection.live()),
             **({} if self.engine.pace is None else self.engine.pace.status(self.clock.now())),
             "exchanges": self._open_exchanges(),
+            **self._tasks_of_members(),
         }
+
+    def _tasks_of_members(self) -> dict[str, Any]:
+        """Under ``members``: how many running tasks each member of a family has."""
+        members = self.run.members
+        if not members.is_family:
+            return {}
+        tasks = self.engine.book.tasks.values()
+        counts = Counter(members.of_task(task).name for task in tasks)
+        return {"members": {member.name: counts[member.name] for member in members.all}}
 
     def _deadline(self) -> float | None:
         """Return when the open round ends at the latest, in Unix time. None: no round is open, or

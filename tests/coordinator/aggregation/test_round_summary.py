@@ -178,3 +178,10 @@ def test_a_round_in_one_line() -> None:
         == f"{begin}{measured}before they trained{end}"
     )
     assert describe(summary | {"metrics": {}}) == f"{begin}no metrics{end}"
+    large = {"reports": 1, "metrics": {"loss": 0.5}, "change": 0.25}
+    small = {"reports": 0, "metrics": {}, "change": 0.0}
+    members = {"large": large, "small": small}
+    assert describe(summary | {"metrics": {}, "members": members}) == (
+        f"{begin}no metrics{end}; large: 1 report, loss 0.5, change 0.25; small: 0 reports, no "
+        "metrics, change 0"
+    )

@@ -111,3 +111,20 @@ def test_why_a_coordinator_does_not_run() -> None:
     assert show.run_lines(run(finished="63 rounds"), NOW)[0].startswith("63 rounds; not running")
     assert "failed: the disk is full" in show.run_lines(run(failed="the disk is full"), NOW)
     assert "people want it paused" in show.run_lines(run(wanted="paused"), NOW)
+
+
+def test_members_of_a_family_have_a_line_each() -> None:
+    members = {
+        "large": {"reports": 1, "metrics": {"loss": 0.25, "accuracy": 0.5}, "change": 0.125},
+        "small": {"reports": 0, "metrics": {}, "change": 0.0},
+    }
+    (row,) = rounds()
+    assert show.member_lines(row) == []
+    row.summary["members"] = members
+    assert show.member_lines(row) == [
+        "large in round 1234: 1 report, loss 0.25, accuracy 0.5, change 0.125",
+        "small in round 1234: 0 reports, change 0",
+    ]
+    live = {"members": {"large": 2, "small": 1}}
+    lines = show.run_lines(run(running=True, opened=NOW, leases=3, live=live), NOW)
+    assert any("3 tasks running (2 of large, 1 of small)" in line for line in lines)

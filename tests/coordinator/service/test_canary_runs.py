@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from family_plans import family_text
 from fleetlearn_coordinator import read_model
 from fleetlearn_coordinator.service.canary.about import about_of, state_of
 from fleetlearn_coordinator.service.canary.acts import act_on, find_canary
@@ -616,3 +617,15 @@ async def test_neither_run_of_a_canary_can_have_masked_updates(folder: Path) -> 
         for old, asked in (("a", new), ("b", new), ("a", CanaryAsked(model="0", settings=FAST))):
             with pytest.raises(FleetError, match=r"toml: with \[secure\] there is no canary"):
                 begin_canary(operations(host), old, asked)
+
+
+@run_async
+async def test_neither_run_of_a_canary_can_have_several_models(folder: Path) -> None:
+    """The devices of the two runs would train different models."""
+    async with several(folder) as host:
+        await host.add("b", **ASYNCHRONOUS)
+        (folder / "new.toml").write_text(family_text(folder))
+        new = CanaryAsked(plan=str(folder / "new.toml"))
+        with pytest.raises(FleetError, match=r"toml: with \[family\] there is no canary"):
+            begin_canary(operations(host), "b", new)
+        assert [run.name for run in host.wanted.runs()] == ["b"]

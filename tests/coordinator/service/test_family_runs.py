@@ -87,6 +87,7 @@ async def test_each_device_trains_the_member_that_fits_it(tmp_path: Path) -> Non
                 answer = await peer.upload(task, update_of(value, SIZES[member]))
                 assert isinstance(answer, Accepted)
         await server.done
+        assert server.live()["members"] == {"large": 0, "small": 0}
     with closing(sqlite3.connect(plan.data_dir / DATABASE)) as db:
         assert {*db.execute("SELECT device, member FROM tasks")} == {("a", "large"), ("b", "small")}
     version, model = read_model(plan.data_dir)

@@ -70,6 +70,13 @@ def test_the_smallest_scenario(base: Path) -> None:
     assert found.compute.step_seconds == 0.02
 
 
+def test_a_plan_with_several_models_is_not_simulated(base: Path) -> None:
+    family = PLAN.replace('bundle = "a.bundle"\n', "") + '[family.a]\nbundle = "a.bundle"\n'
+    (base / "family.plan").write_text(family)
+    with pytest.raises(SimulatorError, match="a simulation has one model"):
+        parse(SMALL.replace("my.plan", "family.plan"), base)
+
+
 def test_the_example_is_read_and_has_every_key(base: Path) -> None:
     found = parse(init_text(), base)
     assert (found.name, found.population.size, list(found.tiers)) == (

@@ -62,6 +62,14 @@ CATALOGUE: tuple[MetricSpec, ...] = (
         "the model's own metrics.",
     ),
     MetricSpec(
+        "fleetlearn_member_reports_total", "counter", ("run", "member"),
+        "Reports in committed rounds, by the member of the family that they are of.",
+    ),
+    MetricSpec(
+        "fleetlearn_member_training_metric", "gauge", ("run", "member", "metric"),
+        "What the devices of each member of a family measured in the last committed round.",
+    ),
+    MetricSpec(
         "fleetlearn_evaluation_metric", "gauge", ("run", "metric"),
         "What devices measured in the last valid evaluation.",
     ),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
-from fleetlearn_coordinator.aggregation.round_summary import has_noise
+from fleetlearn_coordinator.aggregation.round_summary import MEMBERS, has_noise
 from fleetlearn_coordinator.rounds.commands import FAILED, REJECTED, Assign, Ended
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.service.monitoring.catalogue import (
@@ -152,10 +152,20 @@ class RunMetrics:
         self._active_since = self._clock()
         self._values["fleetlearn_model_change", (self._run,)] = summary["change"]
         self._set_metrics("fleetlearn_training_metric", summary["metrics"])
+        self._count_members(summary.get(MEMBERS, {}))
         loss = summary["metrics"].get("loss")
         # Noise alone makes a loss many times the lowest.
         if loss is not None and not has_noise(summary):
             self._losses.append(loss)
+
+    def _count_members(self, members: Mapping[str, Any]) -> None:
+        """Count what a round says of the members of a family. One that nobody measured this time
+        keeps what was measured of it last."""
+        for member, own in members.items():
+            self._add("member_reports", member, by=own["reports"])
+            for metric, value in own["metrics"].items():
+                name = "fleetlearn_member_training_metric"
+                self._values[name, (self._run, member, metric)] = value
 
     def _end_exchange(self, event: ExchangeSummarised) -> None:
         self._add("exchanges", event.kind, "valid" if event.valid else "invalid")

@@ -11,8 +11,7 @@ from fleetlearn_coordinator.aggregation.evaluation_summary import (
     summarise_evaluation,
     summarise_members,
 )
-from fleetlearn_coordinator.aggregation.family_round import MEMBERS
-from fleetlearn_coordinator.aggregation.round_summary import deciding
+from fleetlearn_coordinator.aggregation.round_summary import MEMBERS, deciding
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.service.training_run.exchange_records import ExchangeRecords

@@ -38,7 +38,7 @@ COUNTED = {
     "fleetlearn_round", "fleetlearn_round_open", "fleetlearn_round_goal",
     "fleetlearn_round_minimum", "fleetlearn_round_reports", "fleetlearn_model_version",
     "fleetlearn_model_change", "fleetlearn_training_metric", "fleetlearn_evaluation_metric",
-    "fleetlearn_held_out_metric",
+    "fleetlearn_held_out_metric", "fleetlearn_member_training_metric",
     "fleetlearn_paused", "fleetlearn_finished", "fleetlearn_run_failed", "fleetlearn_ready",
     "fleetlearn_devices", "fleetlearn_devices_connected", "fleetlearn_leases",
     "fleetlearn_spool_files", "fleetlearn_connections",

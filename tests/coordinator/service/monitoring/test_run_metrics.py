@@ -133,6 +133,19 @@ def test_a_rounds_metrics_are_those_of_the_last_committed_one() -> None:
     assert found["model_change",] == 0.125
 
 
+def test_members_of_a_family_are_counted_by_themselves() -> None:
+    run = Watched()
+    for loss in (0.5, 0.25):
+        small = {"reports": 2, "metrics": {"loss": loss}}
+        large = {"reports": 1, "metrics": {"loss": 0.75} if loss == 0.5 else {}}
+        run.happen(round_ended(members={"small": small, "large": large}))
+    found = run.read()
+    assert found["member_reports_total", "small"] == 4
+    assert found["member_reports_total", "large"] == 2
+    assert found["member_training_metric", "small", "loss"] == 0.25
+    assert found["member_training_metric", "large", "loss"] == 0.75, "nobody measured it since"
+
+
 def test_held_out_metrics_are_those_of_the_newest_model() -> None:
     run = Watched()
     run.happen(HeldOutMeasured(7, {"loss": 0.25}), HeldOutMeasured(4, {"loss": 9.0}))
