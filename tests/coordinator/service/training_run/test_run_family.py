@@ -168,15 +168,17 @@ def test_a_round_waits_for_other_models_of_its_members(tmp_path: Path) -> None:
         size = asked.models[name].size
         own = asked.before[name] + update.columns.update(UPDATE, 0).read(0, size)
         assert own.tobytes() == asked.models[name].tobytes()
-    run.work.refined(2, refiner.models())  # of another round
+    run.work.refined(2, refiner.models(), {})  # of another round
     assert run.work.do_work(NOW) == []
-    run.work.refined(1, refiner.models())
+    run.work.refined(1, refiner.models(), {"by": 2})
     assert len(leases(run.work.do_work(NOW))) == 3
     assert (run.engine.version, run.engine.waits_on) == (1, "")
     large, small = members_of(read_model(plan.data_dir)[1])
     assert large.tobytes() == asked.models["large"].tobytes()
     assert small.tobytes() == (2 * asked.models["small"]).tobytes()
-    summary = read_status(plan.data_dir).rounds[-1].summary["members"]
+    whole = read_status(plan.data_dir).rounds[-1].summary
+    summary = whole["members"]
+    assert whole["by"] == 2
     moved = np.linalg.norm((small - asked.before["small"]).astype(np.float64))
     assert summary["small"]["change"] == pytest.approx(moved)
 
@@ -196,7 +198,7 @@ def test_a_start_asks_again_for_the_same_models(
     assert [each.task for each in asked.updates] == [each.task for each in before.updates]
     for name, model in before.models.items():
         assert asked.models[name].tobytes() == model.tobytes()
-    again.run.work.refined(1, after.models())
+    again.run.work.refined(1, after.models(), {})
     again.run.work.do_work(NOW)
     assert again.run.engine.version == 1
 
@@ -215,7 +217,7 @@ def test_a_roll_back_does_not_wait_for_other_models(tmp_path: Path) -> None:
     plan = family_plan(tmp_path, **ALL, stop__rounds=9)
     fleet, refiner = refined(plan)
     close_round(fleet)
-    fleet.run.work.refined(1, {})
+    fleet.run.work.refined(1, {}, {})
     fleet.run.work.do_work(NOW)
     tasks = given(fleet.check_in(*"abc"))
     for device in "abc":
@@ -225,6 +227,6 @@ def test_a_roll_back_does_not_wait_for_other_models(tmp_path: Path) -> None:
     fleet.run.work.do_work(NOW)
     assert refiner.forgotten == 1
     assert fleet.run.engine.version == 2
-    fleet.run.work.refined(2, refiner.models())
+    fleet.run.work.refined(2, refiner.models(), {})
     assert fleet.run.work.do_work(NOW) == []
     assert fleet.run.engine.waits_on == ""
