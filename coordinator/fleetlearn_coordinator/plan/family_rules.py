@@ -50,6 +50,13 @@ FAMILY_RULES = (
         ),
     ),
     _family_rule(
+        lambda plan: plan.algorithm.computes,
+        lambda plan: (
+            f'local.algorithm = "{plan.local.algorithm}": a computation has one state, which no '
+            "member's devices could bring forward alone. Give each computation a run of its own"
+        ),
+    ),
+    _family_rule(
         lambda plan: plan.algorithm.tied,
         lambda plan: (
             f'local.algorithm = "{plan.local.algorithm}": what devices keep is tied to what the '

@@ -12,7 +12,7 @@ from msgspec import Meta
 from fleetlearn_coordinator.plan.toml_errors import Section
 
 MAX_MEMBERS = 16
-MemberName = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,31}\Z")]
+MemberName = Annotated[str, Meta(pattern=r"^[A-Za-z][-A-Za-z_0-9]{0,31}\Z")]
 """Of a member of a family: 1 to 32 letters, digits, ``_-``."""
 
 

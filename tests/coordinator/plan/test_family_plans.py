@@ -84,6 +84,7 @@ REFUSED = {
     "17 members: it takes 1 to 16": HEAD + TAIL + MEMBERS,
     "[secure]: a sum of masked updates": HEAD + TAIL + FAMILY + SECURE,
     "[privacy]: its noise and its epsilon": HEAD + TAIL + FAMILY + PRIVATE,
+    'local.algorithm = "statistics": a computation': f'{HEAD}recipe = "statistics"\n{TAIL}{FAMILY}',
     'local.algorithm = "scaffold"': (
         f'{HEAD}recipe = "scaffold"\n{TAIL}{FAMILY}[server]\ndevices = 9\n'
     ),
