@@ -21,7 +21,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec import inspect as types
 
-from fleetlearn_protocol import errors, frames, manifest, messages, preprocessing
+from fleetlearn_protocol import errors, exchanges, frames, manifest, messages, preprocessing
 from fleetlearn_protocol.computations import settings as computations
 from fleetlearn_protocol.computations.boosting_settings import BoostColumn
 from fleetlearn_protocol.computations.kinds import KINDS
@@ -105,6 +105,9 @@ def tables() -> dict[str, str]:
         "pairwise": "\n".join(
             _struct(kind, "### ")
             for kind in (pairwise_messages.PairwiseQuestion, pairwise_messages.PairwiseAnswer)
+        ),
+        "fit": "\n".join(
+            _struct(kind, "### ") for kind in (exchanges.FitQuestion, exchanges.FitAnswer)
         ),
         "codes": _table(
             ("code", "meaning"),

@@ -6,12 +6,22 @@ that kind's struct here. PROTOCOL.md, section 4, "Exchanges", is the specificati
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from fleetlearn_protocol.errors import Code, ProtocolError
-from fleetlearn_protocol.messages import MODEL, Evaluation, Question, Reply
+from fleetlearn_protocol.messages import (
+    MAX_EXAMPLES,
+    MAX_VECTORS,
+    MODEL,
+    Evaluation,
+    Identifier,
+    Number,
+    Question,
+    Reply,
+)
 from fleetlearn_protocol.secure.pairwise_messages import (
     PAIRWISE,
     PairwiseAnswer,
@@ -20,6 +30,27 @@ from fleetlearn_protocol.secure.pairwise_messages import (
 
 EVALUATION = "evaluation"
 """The device measures a model on its own data."""
+
+
+FIT = "fit"
+"""The device measures several models on its own data, and tells their losses."""
+
+
+class FitQuestion(msgspec.Struct, frozen=True):
+    """Which models are to be measured."""
+
+    models: Annotated[tuple[Identifier, ...], Meta(min_length=1, max_length=MAX_VECTORS)]
+    """The names of the question's vectors, each of them a model of the question's bundle."""
+
+
+class FitAnswer(msgspec.Struct, frozen=True):
+    """How well each model fits the device's data."""
+
+    examples: Annotated[int, Meta(ge=1, le=MAX_EXAMPLES)]
+    """Examples that were measured."""
+    losses: Annotated[tuple[Number, ...], Meta(min_length=1, max_length=MAX_VECTORS)]
+    """The mean loss of each model, in the question's order. A loss that is not finite, or larger
+    than 1e30, is 1e30."""
 
 
 class NoContent(msgspec.Struct, frozen=True):
@@ -35,11 +66,23 @@ class ExchangeKind(NamedTuple):
     """The content of a `reply`."""
     vectors: tuple[str, ...] = ()
     """Names of the vectors that a question sends. If there are any, it names a bundle too."""
+    listed: str | None = None
+    """The field of a question's content that has the names of the vectors instead."""
+
+    @property
+    def sends_vectors(self) -> bool:
+        """Whether its questions send vectors, and name a bundle."""
+        return bool(self.vectors) or self.listed is not None
+
+    def vectors_of(self, content: msgspec.Struct) -> tuple[str, ...]:
+        """Return the names of the vectors that a question with this content sends."""
+        return self.vectors if self.listed is None else getattr(content, self.listed)
 
 
 EXCHANGE_KINDS: dict[str, ExchangeKind] = {
     EVALUATION: ExchangeKind(NoContent, Evaluation, (MODEL,)),
     PAIRWISE: ExchangeKind(PairwiseQuestion, PairwiseAnswer),
+    FIT: ExchangeKind(FitQuestion, FitAnswer, listed="models"),
 }
 """Name of a kind -> what its messages hold."""
 

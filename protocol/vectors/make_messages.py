@@ -185,7 +185,7 @@ def contents() -> list[dict[str, Any]]:
     """Contents of each kind of exchange: ``good`` ones, and others that are refused with
     bad-message."""
     rows = []
-    for kind, (question, reply, _) in EXCHANGE_KINDS.items():
+    for kind, (question, reply, *_) in EXCHANGE_KINDS.items():
         for tag, struct in (("question", question), ("reply", reply)):
             about = {"kind": kind, "of": tag}
             info = types.type_info(struct)

@@ -282,7 +282,8 @@ def test_clip() -> None:
 @pytest.mark.parametrize("kind", EXCHANGE_KINDS)
 def test_what_an_exchange_sends_is_what_the_table_says(kind: str) -> None:
     row = EXCHANGE_KINDS[kind]
-    question = m.Question("t-e1-1", kind, 9.0, bundle="0" * 64)
+    content = {} if row.listed is None else {row.listed: ["c1"]}
+    question = m.Question("t-e1-1", kind, 9.0, content=content, bundle="0" * 64)
     assert m.decode_from_coordinator(m.encode(question)) == question
     assert isinstance(content_of(question), row.question)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from fleetlearn_coordinator.plan.aggregation_rules import contradictions_of_aggregation
 from fleetlearn_coordinator.plan.algorithm_rules import ALGORITHM_RULES
+from fleetlearn_coordinator.plan.clusters_rules import CLUSTERS_RULES
 from fleetlearn_coordinator.plan.computation_rules import COMPUTATION_RULES
 from fleetlearn_coordinator.plan.distil_rules import DISTIL_RULES
 from fleetlearn_coordinator.plan.family_rules import FAMILY_RULES
@@ -24,6 +25,7 @@ from fleetlearn_coordinator.plan.secure_rules import secure_contradictions
 def contradictions(plan: PlanKeys) -> Iterable[str]:
     """Yield what of the plan contradicts itself, each with what it takes."""
     round_ = plan.round
+    yield from broken(CLUSTERS_RULES, plan)
     yield from broken(FAMILY_RULES, plan)
     yield from broken(COMPUTATION_RULES, plan)
     yield from privacy_contradictions(plan)

@@ -22,7 +22,7 @@ def _family_rule(breaks: Callable[[PlanKeys], object], text: Callable[[PlanKeys]
 
 def _which(plan: PlanKeys) -> str:
     """Return what makes the plan a family's, as its author wrote it."""
-    return "[family]" if plan.family else "several models"
+    return "[family]" if plan.family else "[clusters]"
 
 
 def _refusal_follows_quantile(plan: PlanKeys) -> bool:

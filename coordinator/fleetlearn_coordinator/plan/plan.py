@@ -47,7 +47,12 @@ from fleetlearn_coordinator.plan.toml_errors import (
     refuse_unknown,
 )
 from fleetlearn_coordinator.privacy.accounting import PrivacyError
-from fleetlearn_coordinator.rounds.settings import MEASURED_ON, EvaluationSettings, Settings
+from fleetlearn_coordinator.rounds.settings import (
+    MEASURED_ON,
+    EvaluationSettings,
+    FitSettings,
+    Settings,
+)
 
 __all__ = ["Plan", "PlanError"]
 
@@ -148,10 +153,20 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
                 self.evaluation.deadline,
             ),
             pairwise=pairwise_settings(self),
+            fit=self._fit_settings,
             separation=0 if self.privacy is None else self.privacy.separation,
             participations=None if self.privacy is None else self.privacy.participations,
             one_task=self.privacy is not None and self.privacy.mechanism == "local",
         )
+
+    @property
+    def _fit_settings(self) -> FitSettings | None:
+        """What the engine needs to have devices choose among models; None: they do not."""
+        rule = self.round
+        if self.clusters is None:
+            return None
+        deadline = self.clusters.deadline or rule.deadline
+        return FitSettings(rule.cohort, rule.minimum, deadline)
 
     def update_weights(self) -> UpdateWeights:
         """Return what updates weigh in the mean of a new run."""

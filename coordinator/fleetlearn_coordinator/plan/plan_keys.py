@@ -11,6 +11,7 @@ import msgspec
 from fleetlearn_protocol.messages import Identifier
 from msgspec import Meta
 
+from fleetlearn_coordinator.plan.clusters_section import ClustersSection
 from fleetlearn_coordinator.plan.distil_section import DistilSection
 from fleetlearn_coordinator.plan.family_section import FamilyMember, MemberName
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, LocalAlgorithm
@@ -71,6 +72,8 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     ``bundle``."""
     distil: DistilSection | None = None
     """Default: the model is the mean."""
+    clusters: ClustersSection | None = None
+    """Default: a device does not choose among models by its data."""
     file: str
     """Where the plan came from, for messages. Not a key of the file."""
 
@@ -78,6 +81,8 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     def members(self) -> dict[str, Path]:
         """Name of each of the run's models -> its bundle, in order. A run with one model has the
         name ""."""
+        if self.clusters is not None:
+            return dict.fromkeys(self.clusters.names, self.bundle)
         if not self.family:
             return {"": self.bundle}
         return {name: member.bundle for name, member in self.family.items()}

@@ -46,6 +46,8 @@ class Recipe(NamedTuple):
     mechanism: Mechanism | None = None
     """The mechanism of differential privacy, for which a plan needs [privacy]. None: [privacy] may
     be there."""
+    clusters: bool = False
+    """Whether a plan needs [clusters]."""
 
 
 _MCMAHAN = (
@@ -179,6 +181,12 @@ RECIPES: Mapping[str, Recipe] = {
         "Algorithm 1 and equation 10",
         local={**LOCAL, "algorithm": "apfl"},
         round=UNIFORM,
+    ),
+    "ifca": Recipe(
+        "Ghosh et al., An Efficient Framework for Clustered Federated Learning, arXiv 2006.04088, "
+        "Algorithm 1 (averages of models)",
+        round=UNIFORM,
+        clusters=True,
     ),
     "feddf": Recipe(
         "Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, arXiv "

@@ -16,6 +16,7 @@ from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGH
 from fleetlearn_coordinator.aggregation.robust.rules import Bounds
 from fleetlearn_coordinator.aggregation.weighing.fair import MOST_Q
 from fleetlearn_coordinator.aggregation.weighing.norm_bound import NormBound
+from fleetlearn_coordinator.plan.clusters_section import ClustersSection
 from fleetlearn_coordinator.plan.distil_section import DistilSection
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
 from fleetlearn_coordinator.plan.secure_section import SecureSection
@@ -340,6 +341,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "privacy": PrivacySection,
     "secure": SecureSection,
     "distil": DistilSection,
+    "clusters": ClustersSection,
 }
-OPTIONAL = ("privacy", "secure", "distil")
+OPTIONAL = ("privacy", "secure", "distil", "clusters")
 """Sections without which a plan is another plan, and not the same with defaults."""

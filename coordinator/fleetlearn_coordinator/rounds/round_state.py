@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.exchanges import FIT
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE
 
 from fleetlearn_coordinator.rounds import stop_rules
+from fleetlearn_coordinator.rounds.clustering import FitPolicy
 from fleetlearn_coordinator.rounds.commands import Finish
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION, EvaluationPolicy
 from fleetlearn_coordinator.rounds.exchange import ExchangePolicy, ExchangeSeries
@@ -28,6 +30,7 @@ from fleetlearn_coordinator.rounds.training_tasks import TrainingTasks
 EXCHANGE_POLICIES: dict[str, Callable[[Settings], ExchangePolicy | None]] = {
     EVALUATION: lambda rule: EvaluationPolicy(rule.evaluation),
     PAIRWISE: lambda rule: None if rule.pairwise is None else PairwisePolicy(rule.pairwise),
+    FIT: lambda rule: None if rule.fit is None else FitPolicy(rule.fit),
 }
 """Kind of exchange -> its policy under a run's settings; None: such a run has none of the kind.
 Devices are asked in this order."""

@@ -61,6 +61,17 @@ class PairwiseSettings(NamedTuple):
     cannot go on."""
 
 
+class FitSettings(NamedTuple):
+    """What the engine needs of a plan with clusters."""
+
+    devices: int
+    """Devices that measure the models for a round: as many as its tasks."""
+    minimum: int
+    """Fewest devices with which the round goes on."""
+    deadline: float
+    """Seconds after which the exchange ends with what there is."""
+
+
 class ReleaseBudget(NamedTuple):
     """How many models a private run may release. The engine counts them, and knows nothing of
     epsilon."""
@@ -122,6 +133,8 @@ class Settings(NamedTuple):
     evaluation: EvaluationSettings = EvaluationSettings()
     pairwise: PairwiseSettings | None = None
     """None: devices agree on no masks."""
+    fit: FitSettings | None = None
+    """None: a device does not choose among several models by its data."""
     budget: ReleaseBudget | None = None
     """Stop once this many rounds are committed. None: no privacy budget limits them."""
     separation: int = 0

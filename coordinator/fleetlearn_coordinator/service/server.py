@@ -537,7 +537,17 @@ class RunServer:
     def _ask(self, lease: Ask) -> None:
         bundle: str | None = None
         vectors: tuple[VectorReference, ...] = ()
-        if EXCHANGE_KINDS[lease.kind].vectors:
+        content = self.run.exchanges[lease.kind].content(lease)
+        kind = EXCHANGE_KINDS[lease.kind]
+        if kind.listed is not None:  # it sends the models of members by their names
+            listed = list(map(self.run.members.named, content[kind.listed]))
+            bundle = listed[0].bundle.sha256
+            vectors = tuple(
+                msgspec.structs.replace(reference, name=member.name)
+                for member in listed
+                for reference in self.models.references(lease.device, lease.version, member)
+            )
+        elif kind.vectors:
             member = self.run.members.of_device(lease.device)
             bundle = member.bundle.sha256
             vectors = self.models.references(lease.device, lease.version, member)
@@ -548,7 +558,7 @@ class RunServer:
                 kind=lease.kind,
                 deadline=max(0.0, lease.deadline - self.clock.now()),
                 phase=lease.phase,
-                content=self.run.exchanges[lease.kind].content(lease),
+                content=content,
                 bundle=bundle,
                 vectors=vectors,
             ),

@@ -140,8 +140,7 @@ def _unknown_question(question: Question, exchanges: Sequence[str]) -> str | Non
     if question.kind not in exchanges:
         known = ", ".join(exchanges) or "none"
         return f"the question is of the kind {question.kind}; this device knows {known}"
-    content_of(question)
-    vectors = EXCHANGE_KINDS[question.kind].vectors
+    vectors = EXCHANGE_KINDS[question.kind].vectors_of(content_of(question))
     if vectors and question.bundle is None:
         return f"the question of the kind {question.kind} names no bundle"
     sent = [(vector.name, vector.encoding) for vector in question.vectors]

@@ -19,7 +19,7 @@ from fleetlearn_protocol.algorithms import of_step
 from fleetlearn_protocol.bundle import Bundle, open_bundle
 from fleetlearn_protocol.encodings import FLOAT32, INT64, find_encoding
 from fleetlearn_protocol.errors import BundleError
-from fleetlearn_protocol.exchanges import EVALUATION, content_of, fields_of
+from fleetlearn_protocol.exchanges import EVALUATION, FIT, FitAnswer, content_of, fields_of
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import (
     MODEL,
@@ -84,6 +84,7 @@ from fleetlearn_device.training.source_data import SourceData
 from fleetlearn_device.training.task_data import TaskData, TaskDataMaker
 from fleetlearn_device.training.train import (
     EVALUATION_BATCH,
+    LARGEST,
     DivergedError,
     OutOfTimeError,
     StoppedError,
@@ -252,29 +253,59 @@ class Trainer:
         parameters if the bundle has any, in at most ``seconds``."""
         assert task.bundle is not None  # the session has seen to that
         end = time.monotonic() + seconds
-
-        def must_stop() -> bool:
-            return self.halt.is_set() or time.monotonic() > end
-
         with self._bundle_rechecked(task.bundle):
             model = self._read_vector(task.vector(MODEL))
             bundle, runtime = self._open(task, model)
             data = self.task_data(bundle)
             self._offer(task, bundle, runtime, data.held_out)
             load_model(runtime, bundle, model, self._kept_state(bundle))
-            try:
-                evaluation = evaluate_data(
-                    runtime, data.measured, should_stop=must_stop, on_batch=self._count_batch
-                )
-            except StoppedError as error:
-                if self.halt.is_set():
-                    raise
-                raise OutOfTimeError(
-                    f"the evaluation took longer than the {seconds:.3g} s that were left"
-                ) from error
+            with self._within(seconds):
+                evaluation = self._measure(runtime, data.measured, end)
             if data.held_out is None:
                 self.counted = evaluation.examples
         return evaluation
+
+    def fit(self, task: Question, seconds: float) -> FitAnswer:
+        """Return how well each of the question's models fits the device's data, with the device's
+        own parameters if the bundle has any, in at most ``seconds``."""
+        assert task.bundle is not None  # the session has seen to that
+        end, examples, losses = time.monotonic() + seconds, 0, []
+        with self._bundle_rechecked(task.bundle):
+            for name in content_of(task).models:
+                model = self._read_vector(task.vector(name))
+                bundle, runtime = self._open(task, model)
+                load_model(runtime, bundle, model, self._kept_state(bundle))
+                try:
+                    with self._within(seconds):
+                        found = self._measure(runtime, self.task_data(bundle).measured, end)
+                except DivergedError as error:
+                    diverged, loss = error, LARGEST
+                else:
+                    examples, loss = found.examples, found.loss_sum / found.examples
+                losses.append(loss)
+        if not examples:
+            raise diverged
+        return FitAnswer(examples, tuple(losses))
+
+    def _measure(self, runtime: Runtime, data: Data, end: float) -> Evaluation:
+        """Measure the loaded model until ``end``, on the clock of ``time.monotonic``."""
+
+        def must_stop() -> bool:
+            return self.halt.is_set() or time.monotonic() > end
+
+        return evaluate_data(runtime, data, should_stop=must_stop, on_batch=self._count_batch)
+
+    @contextmanager
+    def _within(self, seconds: float) -> Iterator[None]:
+        """Raise OutOfTimeError where a measurement was stopped for no other reason."""
+        try:
+            yield
+        except StoppedError as error:
+            if self.halt.is_set():
+                raise
+            raise OutOfTimeError(
+                f"the measurement took longer than the {seconds:.3g} s that were left"
+            ) from error
 
     def agree_on_masks(self, task: Question, seconds: float) -> PairwiseAnswer:
         """Return what the device says in the session of a round."""
@@ -704,6 +735,7 @@ def _warn_of_checkpoint(task: Task, what: str) -> None:
 ANSWERS: dict[str, Callable[[Trainer, Question, float], msgspec.Struct]] = {
     EVALUATION: Trainer.evaluate,
     PAIRWISE: Trainer.agree_on_masks,
+    FIT: Trainer.fit,
 }
 """Kind of question -> the function that works out the reply's content, in at most this many
 seconds. Where that takes long, the function looks at ``Trainer.halt`` meanwhile."""

@@ -157,6 +157,8 @@ def test_each_recipe_fills_in_the_plan(name: str) -> None:
         text += f"\n{PRIVATE}"
     if recipe.distils:
         text += '\n[distil]\ndata = "d.npz"\nbundle = "d.bundle"'
+    if recipe.clusters:
+        text += "\n[clusters]\ncount = 2"
     plan = parse(
         text + "\n[server]\ndevices = 9" * ALGORITHMS[recipe.local["algorithm"]].counts_devices
     )

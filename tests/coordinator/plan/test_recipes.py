@@ -34,7 +34,7 @@ def test_the_table_has_the_names_that_users_type() -> None:
     )
     asynchronous, personal = (
         ["fedbuff", "fedasync", "fednova", "q-fedavg"],
-        ["fedper", "fedbn", "fedrep", "ditto", "pfedme", "apfl"],
+        ["fedper", "fedbn", "fedrep", "ditto", "pfedme", "apfl", "ifca"],
     )
     private = ["dp-fedavg", "dp-ftrl"]
     assert list(RECIPES) == [

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from fleetlearn_device.training.train import DivergedError, OutOfTimeError, Stop
 from fleetlearn_device.training.trainer import MAX_STARTS, FinishedUpdate, KilledError, Trainer
 from fleetlearn_protocol import Bundle, BundleError, open_bundle, write_bundle
 from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, find_encoding
-from fleetlearn_protocol.exchanges import EVALUATION, EXCHANGE_KINDS, content_of
+from fleetlearn_protocol.exchanges import EVALUATION, EXCHANGE_KINDS, FIT, content_of
 from fleetlearn_protocol.manifest import EVAL, FROZEN, OF_FEATURES, PARAMETERS, STATE, TRAIN
 from fleetlearn_protocol.messages import Question, Task
 from fleetlearn_protocol.vector import checksum, digest
@@ -73,11 +73,13 @@ def question(bundle: Bundle, model: Any) -> Question:
     return Question("e1", EVALUATION, 100.0, bundle=bundle.sha256, vectors=vectors)
 
 
-def bring(state: StateDirectory, bundle: Bundle, given: Task | Question) -> list[str]:
-    """Fetch what the task lacks. Returns its names."""
+def bring(
+    state: StateDirectory, bundle: Bundle, given: Task | Question, models: Sequence[Any] = ()
+) -> list[str]:
+    """Fetch what the task lacks. Returns its names. models: beside MODELS."""
     contents = {entry.sha256: bundle.read(path) for path, entry in bundle.manifest.files.items()}
     contents |= {bundle.sha256: bundle.read("manifest.json")} | {
-        digest(model): model.tobytes() for model in MODELS
+        digest(model): model.tobytes() for model in (*MODELS, *models)
     }
     names = []
     while lacking := state.contents.lacking(given, "onnx"):
@@ -668,3 +670,46 @@ def test_the_table_says_which_function_works_an_answer_out(
     reply = trainer.answer(asked, 9.0)
     assert (reply.task, reply.kind, reply.content) == ("r1.2-1", ROLL_CALL, {"number": 3})
     assert trainer.counted is None, "nothing was measured"
+
+
+def fit_question(bundle: Bundle, models: Mapping[str, Any]) -> Question:
+    vectors = tuple(FLOAT32.reference(name, model) for name, model in models.items())
+    content = {"models": [*models]}
+    return Question("f1-1", FIT, 100.0, content=content, bundle=bundle.sha256, vectors=vectors)
+
+
+def test_each_model_is_measured_as_an_evaluation_measures_it(
+    state: StateDirectory, full: Bundle
+) -> None:
+    """With the device's own parameters, in the order of the question; nothing is kept of it, and
+    the task that follows fetches no model."""
+    trainer = Trainer(state, DATA, "onnx", 1)
+    models = {"c2": MODELS[1], "c1": MODELS[0]}
+    asked = fit_question(full, models)
+    assert {"the c1", "the c2"} <= {*bring(state, full, asked)}
+    found = content_of(trainer.answer(asked, 100.0))
+    expected = [trainer.evaluate(question(full, model), 100.0) for model in models.values()]
+    assert found.examples == expected[0].examples
+    assert found.losses == tuple(each.loss_sum / each.examples for each in expected)
+    assert found.losses[0] != found.losses[1]
+    chosen = task(full, 0)
+    assert "the model" not in bring(state, full, chosen)
+
+
+def test_a_model_that_fits_no_number_fits_worst(state: StateDirectory, full: Bundle) -> None:
+    trainer, far = Trainer(state, DATA, "onnx", 1), np.full_like(MODELS[0], 1e30)
+    asked = fit_question(full, {"c1": far, "c2": MODELS[0]})
+    bring(state, full, asked, [far])
+    found = content_of(trainer.answer(asked, 100.0))
+    assert found.losses[0] == 1e30 > found.losses[1]
+    asked = fit_question(full, {"c1": far})
+    with pytest.raises(DivergedError):
+        trainer.answer(asked, 100.0)
+
+
+def test_a_fit_ends_in_its_time(state: StateDirectory, full: Bundle) -> None:
+    trainer = Trainer(state, DATA, "onnx", 1)
+    asked = fit_question(full, {"c1": MODELS[0]})
+    bring(state, full, asked)
+    with pytest.raises(OutOfTimeError, match="the measurement took longer than the -1 s that"):
+        trainer.answer(asked, -1.0)

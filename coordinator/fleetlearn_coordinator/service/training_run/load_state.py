@@ -68,7 +68,7 @@ def load_or_begin(
 
 def begin(plan: Plan, members: Members, store: Store, wall: float) -> None:
     """Write the model that a new run begins with."""
-    rules, model = members.all[0].rules, members.first_model()
+    rules, model = members.all[0].rules, members.first_model(plan)
     privacy, first_rows = load_privacy(rules.privacy, store.ledger, model.size, {})
     first = members.rules.make_state(
         None,

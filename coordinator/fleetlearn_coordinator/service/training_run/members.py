@@ -17,6 +17,7 @@ from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.messages import CheckIn
 from fleetlearn_protocol.vector import Vector
 
+from fleetlearn_coordinator.aggregation.clusters import starting_models
 from fleetlearn_coordinator.aggregation.family_round import FamilyRules
 from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
@@ -61,6 +62,14 @@ def identity_of(bundles: Mapping[str, Bundle]) -> str:
         return bundles[""].sha256
     named = [(name, bundle.sha256) for name, bundle in bundles.items()]
     return hashlib.sha256(msgspec.json.encode(named)).hexdigest()
+
+
+def starts_of(plan: Plan, bundle: Bundle) -> list[Vector]:
+    """Return the model that each cluster of a plan begins with, from their bundle's."""
+    assert plan.clusters is not None
+    clusters, manifest = plan.clusters, bundle.manifest
+    model = bundle.parameters()[: manifest.size]
+    return starting_models(model, manifest, clusters.count, plan.seed, clusters.spread)
 
 
 class MemberPolicy(Protocol):
@@ -202,8 +211,11 @@ class Members:
                 task: member for task, member in self._of_task.items() if task in tasks
             }
 
-    def first_model(self) -> Vector:
-        """Return the vector that a new run begins with: of each bundle what travels."""
+    def first_model(self, plan: Plan) -> Vector:
+        """Return the vector that a new run begins with: of each bundle what travels, and where the
+        plan has clusters the points that they begin from."""
+        if plan.clusters is not None:
+            return np.concatenate(starts_of(plan, self.all[0].bundle))
         parts = (each.bundle.parameters()[: each.size] for each in self.all)
         return np.concatenate([*parts])
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.exchanges import FIT
 from fleetlearn_protocol.messages import UPDATE, Reply, Report, SecureTask
 from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE, UNMASKING
@@ -56,6 +57,7 @@ from fleetlearn_coordinator.service.training_run.distilling import Distilling
 from fleetlearn_coordinator.service.training_run.evaluation_records import EvaluationRecords
 from fleetlearn_coordinator.service.training_run.exchange_records import ExchangeRecords
 from fleetlearn_coordinator.service.training_run.finish import finish_rows, met_before
+from fleetlearn_coordinator.service.training_run.fit_records import BestFit, FitRecords
 from fleetlearn_coordinator.service.training_run.load_state import load_or_begin
 from fleetlearn_coordinator.service.training_run.mask_sum import MaskSums, helper_address
 from fleetlearn_coordinator.service.training_run.members import Members, open_bundles
@@ -96,6 +98,7 @@ def _pairwise_records(plan: Plan, members: Members, store: Store) -> ExchangeRec
 EXCHANGE_RECORDS: dict[str, Callable[[Plan, Members, Store], ExchangeRecords]] = {
     EVALUATION: EvaluationRecords,
     PAIRWISE: _pairwise_records,
+    FIT: FitRecords,
 }
 """Kind of exchange -> what makes a run's records of it."""
 
@@ -197,6 +200,8 @@ class Run:
         """Kind of exchange -> what is recorded of it."""
         for kind in self.engine.exchanges:
             records = self.exchanges[kind] = EXCHANGE_RECORDS[kind](plan, members, store)
+            if isinstance(records, FitRecords):
+                members.policy = BestFit(records)
             if records.saved is not None:
                 self.engine.restore_exchange(kind, records.saved, now.engine)
                 if kind == PAIRWISE:

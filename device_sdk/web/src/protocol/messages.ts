@@ -35,7 +35,7 @@ export const PROTOCOL_NAME = "fleetlearn.v1";
 export const MAX_CONTROL_BYTES = 64 * 1024;
 /** Most bytes of a vector, and of all parts of a report together. */
 export const MAX_VECTOR_BYTES = 2 ** 33;
-const MAX_VECTORS = 8;
+export const MAX_VECTORS = 8;
 /** Most public keys that a device trusts. */
 export const MAX_KEYS = 8;
 const MAX_SIGNED = 32 * 1024;
@@ -60,7 +60,7 @@ const seconds = number(0, 366 * 86400);
 const offset = integer(0, MAX_VECTOR_BYTES);
 const vectorSize = integer(1, MAX_VECTOR_BYTES);
 const roundNumber = integer(0, 2 ** 31);
-const examples = integer(1, 2 ** 31);
+export const examples = integer(1, 2 ** 31);
 const transfer = integer(1, 2 ** 32 - 1);
 const identifiers = list(identifier, 16);
 /** An object whose fields are those of a kind of exchange (exchanges.ts). */

@@ -1,7 +1,7 @@
 /** What of a task this SDK can do: vectors, parts, encodings, algorithms. */
 
 import { FAMILIES, FLOATS, isKnown, MASKED_NAMES } from "../protocol/encodings.ts";
-import { contentOf, EXCHANGE_KINDS } from "../protocol/exchanges.ts";
+import { contentOf, EXCHANGE_KINDS, vectorsOf } from "../protocol/exchanges.ts";
 import type { Question, Task } from "../protocol/messages.ts";
 import { unknownMasking } from "./secure_tasks.ts";
 
@@ -63,9 +63,10 @@ function unknownQuestion(question: Question, exchanges: readonly string[]): stri
     return `the question is of the kind ${kind}; this device knows ${exchanges.join(", ") || "none"}`;
   }
   contentOf(question);
-  if (exchange.vectors.length > 0 && bundle === null) return `the question of the kind ${kind} names no bundle`;
+  const expected = vectorsOf(question);
+  if (expected.length > 0 && bundle === null) return `the question of the kind ${kind} names no bundle`;
   const sent = vectors.map((vector): [string, string] => [vector.name, vector.encoding]);
-  return differing("sends the vectors", sent, exchange.vectors, FLOATS);
+  return differing("sends the vectors", sent, expected, FLOATS);
 }
 
 function differing(

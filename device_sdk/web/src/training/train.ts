@@ -11,7 +11,7 @@ import type { Runtime } from "./runtime.ts";
 /** Seeds of a random step: 0 to 2^53 - 1. */
 const SEEDS = 2 ** 53;
 /** The largest magnitude of a number in the protocol. */
-const LARGEST = 1e30;
+export const LARGEST = 1e30;
 /** Most examples evaluated at a time: bounds memory, and changes no sum beyond rounding. */
 export const EVALUATION_BATCH = 256;
 

@@ -4,6 +4,7 @@ import type { Progress } from "../life/state.ts";
 import { crc32 } from "../protocol/crc32.ts";
 import { findEncoding, leavesResidual } from "../protocol/encodings.ts";
 import { BundleError, ProtocolError } from "../protocol/errors.ts";
+import { type FitAnswer, vectorsOf } from "../protocol/exchanges.ts";
 import { bufferRows, type Manifest } from "../protocol/manifest.ts";
 import type { Evaluation, Question, Reply, Report, Task, VectorReference } from "../protocol/messages.ts";
 import { chooseRuntime, type RuntimeOptions, rememberRuntime, startEngine, type Trial } from "../runtimes/choose.ts";
@@ -22,7 +23,7 @@ import { TrainingError } from "./errors.ts";
 import { keptStateSize, loadModel } from "./kept_state.ts";
 import { CUT_SHORT, type Masker } from "./masker.ts";
 import { encodeParts } from "./sent_parts.ts";
-import { evaluateData, type TrainingResult } from "./train.ts";
+import { evaluateData, LARGEST, type TrainingResult } from "./train.ts";
 
 /** The device gives a task back after this many processes died during its training. */
 const MAX_STARTS = 3;
@@ -114,11 +115,44 @@ export class Trainer {
     const model = await this.#vector(vectors.find((vector) => vector.name === "model")!);
     const { bundle, data } = await this.#open(hash!, model.length, null);
     await this.#contents.setNewest({ bundle: hash!, vectors });
+    return this.#measure(bundle, data, model, seconds, end);
+  }
+
+  /** Return how well each of the question's models fits the device's data, with the device's own parameters. */
+  async fit(question: Question, seconds: number): Promise<FitAnswer> {
+    const end = performance.now() + 1000 * seconds;
+    let diverged: unknown;
+    let examples = 0;
+    const losses: number[] = [];
+    for (const name of vectorsOf(question)) {
+      const model = await this.#vector(question.vectors.find((vector) => vector.name === name)!);
+      const { bundle, data } = await this.#open(question.bundle!, model.length, null);
+      try {
+        const found = await this.#measure(bundle, data, model, seconds, end);
+        examples = found.examples;
+        losses.push(found.loss_sum / found.examples);
+      } catch (error) {
+        if (!(error instanceof TrainingError && error.code === "diverged")) throw error;
+        diverged = error;
+        losses.push(LARGEST);
+      }
+    }
+    if (examples === 0) throw diverged;
+    return { examples, losses };
+  }
+
+  async #measure(
+    bundle: Bundle,
+    data: FittedData,
+    model: Float32Array,
+    seconds: number,
+    end: number,
+  ): Promise<Evaluation> {
     await loadModel(bundle, model, await this.#keptState(bundle));
     const onBatch = async (): Promise<void> => {
       await this.#countBatch();
       if (performance.now() > end) {
-        throw new TrainingError("out-of-time", `the evaluation took longer than the ${seconds} s that were left`);
+        throw new TrainingError("out-of-time", `the measurement took longer than the ${seconds} s that were left`);
       }
     };
     return evaluateData(bundle.runtime, data, { batchSize: 0, onBatch });
@@ -406,4 +440,5 @@ type Answer = (trainer: Trainer, question: Question, seconds: number) => Promise
 /** Kind of question -> the function that works out the reply's content, in at most this many seconds. */
 export const ANSWERS: Record<string, Answer> = {
   evaluation: async (trainer, question, seconds) => ({ ...(await trainer.evaluate(question, seconds)) }),
+  fit: async (trainer, question, seconds) => ({ ...(await trainer.fit(question, seconds)) }),
 };
