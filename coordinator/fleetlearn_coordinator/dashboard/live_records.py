@@ -166,6 +166,8 @@ class RunValues(Struct, kw_only=True):
     """Cause -> tasks of the open round that ended without a report that counts."""
     leases: int | UnsetType = UNSET
     """Tasks that devices have now."""
+    members: dict[str, int] | UnsetType = UNSET
+    """The same for each member of a family, in the plan's order."""
     connected: int | UnsetType = UNSET
     """Devices that are connected and may serve the run."""
     idle: int | UnsetType = UNSET
@@ -252,6 +254,17 @@ class Minute(NamedTuple):
         return (self.end - 60) // 3600
 
 
+class MemberRow(Struct, kw_only=True):
+    """What a round says of one member of a family."""
+
+    reports: int
+    """Reports that counted."""
+    metrics: Metrics
+    """What its devices measured on their training examples."""
+    change: float
+    """L2 norm of its model's change."""
+
+
 class RoundRow(Struct, kw_only=True):
     """A round that is over."""
 
@@ -283,6 +296,8 @@ class RoundRow(Struct, kw_only=True):
     """Of its updates: mean, max, and how many were stale. None: not known."""
     why: str
     """Why it was abandoned. Empty: it was not, or that is not known."""
+    members: dict[str, MemberRow] | UnsetType = UNSET
+    """By name, where the run has several models."""
 
 
 class EvaluationRow(Struct, kw_only=True):

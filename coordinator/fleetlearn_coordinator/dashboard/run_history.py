@@ -155,6 +155,10 @@ def round_row(
     """Return what the page shows of a round that is over. ``summary``: as ``rounds`` of the status
     has it; rounds of earlier versions lack some of it. ``why``: why the round was abandoned.
     ``version``: of the model that the round made, where that is known."""
+    members = {
+        name: {key: own[key] for key in ("reports", "metrics", "change")}
+        for name, own in summary.get("members", {}).items()
+    }
     return {
         "number": number,
         "outcome": outcome,
@@ -172,6 +176,7 @@ def round_row(
         "down": summary.get("bytes_down", 0),
         "staleness": summary.get("staleness"),
         "why": why,
+        **({"members": members} if members else {}),
     }
 
 

@@ -68,3 +68,7 @@ def test_what_devices_say_is_bounded() -> None:
 def test_rounds_of_earlier_versions_lack_some_of_the_summary() -> None:
     row = round_row(3, "committed", 10.0, 12.5, {"reports": 2, "dropped": {"lost": 1}})
     assert (row["number"], row["reports"], row["metrics"], row["staleness"]) == (3, 2, {}, None)
+    assert "members" not in row, "the run has one model"
+    small = {"reports": 2, "metrics": {"loss": 0.5}, "change": 0.25, "partial": 1, "behind": {}}
+    row = round_row(3, "committed", 10.0, 12.5, {"members": {"small": small}})
+    assert row["members"] == {"small": {"reports": 2, "metrics": {"loss": 0.5}, "change": 0.25}}

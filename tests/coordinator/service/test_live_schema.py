@@ -32,6 +32,7 @@ VALUES = {
     "version": 1,
     "round": 2,
     "finished": None,
+    "members": {"large": 1},
 }
 
 
@@ -45,7 +46,9 @@ def events() -> list[dict[str, Any]]:
     history.refused(1.0, "a", "bad-report", "no")
     history.sample(1.5, FleetNow(3, 1, 1, 0))
     history.minutes.add(Minute(60, 3, 1, 1, 0, 1, 40, 50, {"lost": 1}, 4))
-    history.rounds.add(round_row(1, "committed", 0.0, 2.0, SUMMARY, version=1))
+    member = {"reports": 2, "metrics": {"loss": 0.5}, "change": 0.25, "partial": 0}
+    members = {"members": {"large": member}}
+    history.rounds.add(round_row(1, "committed", 0.0, 2.0, SUMMARY | members, version=1))
     history.rounds.add(round_row(2, "abandoned", 2.0, 3.0, {}, "too few devices"))
     history.evaluations.add(evaluation_row(1, 1, True, 2.5, SUMMARY))
     history.held_out.add([1, {"loss": 0.25}])

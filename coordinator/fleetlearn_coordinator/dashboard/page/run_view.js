@@ -32,7 +32,7 @@ export function run(root, name) {
     notice,
   );
   const parts = [
-    ...(who().replay ? [] : [openRound(), canary(path, name)]), privacy(), learning(), fleet(), causes(), updates(), transfers(), versions(name, path),
+    ...(who().replay ? [] : [openRound(), canary(path, name)]), privacy(), learning(), models(), fleet(), causes(), updates(), transfers(), versions(name, path),
     evaluations(), said(),
   ];
   const replay = who().replay ? player() : null;
@@ -500,6 +500,35 @@ function versions(name, path) {
     return [count(row.version), moment(row.made), by, row.kept ?? "", measured.join("; "), bytes(row.size), back];
   }
   if (who().models === false) node.hidden = true;
+  return { node, draw };
+}
+
+// The members of a family: what each has to do now, and what its devices measured last.
+function models() {
+  const rows = table(
+    "Models: running tasks, and the last committed round",
+    [
+      { name: "Model" }, { name: "Tasks", number: true }, { name: "Reports", number: true },
+      { name: "Measured", wide: true }, { name: "Change", number: true },
+    ],
+  );
+  const node = section("Models", el("div", { class: "panel" }, rows.node));
+  function draw(run, lists) {
+    const last = [...lists.rounds].reverse().find((row) => row.outcome === "committed");
+    const names = Object.keys(run.members ?? last?.members ?? {});
+    show(node, names.length > 0);
+    const found = names.map((name) => ({ name, tasks: run.members?.[name] ?? 0, ...last?.members?.[name] }));
+    rows.draw(
+      found.map((row) => ({
+        key: [row.name, row.tasks, last?.number],
+        cells: [
+          row.name, count(row.tasks), count(row.reports ?? 0),
+          Object.entries(row.metrics ?? {}).map(([key, value]) => `${key} ${figure(value)}`).join(", "),
+          row.change === undefined ? "" : figure(row.change),
+        ],
+      })),
+    );
+  }
   return { node, draw };
 }
 
