@@ -15,6 +15,7 @@ from typing import Any
 from fleetlearn_device.peers.gossip import GossipPeer
 from fleetlearn_device.peers.orders import (
     CommitModel,
+    Differences,
     OfferModel,
     PeerNote,
     SaveRecord,
@@ -51,6 +52,12 @@ class SimulatedPeer:
         self.trained = Fraction(0)
         self.offered: dict[str, Fraction] = {}
         self.models: dict[str, tuple[int, Fraction]] = {}
+
+    def sum_of(self, differences: Differences) -> Fraction:
+        """Return the sum of these differences, which must be on the disk."""
+        for neighbour, number in differences:
+            assert self.differences[neighbour][0] == number
+        return sum((self.differences[name][1] for name, _ in differences), Fraction(0))
 
 
 class PeerNetwork:
@@ -154,12 +161,11 @@ class PeerNetwork:
         if not peer.orders:
             return False
         match peer.orders.popleft():
-            case TrainPeer(differences=names, take=take):
-                added = sum((peer.differences[each][1] for each in names), Fraction(0))
-                mixed = peer.own + added
+            case TrainPeer(differences=differences, take=take):
+                mixed = peer.own + peer.sum_of(differences)
                 begin = mixed if take is None else peer.models[take][1]
                 peer.training = begin, begin - mixed
-            case CommitModel(record=record, trained=trained, differences=names):
+            case CommitModel(record=record, trained=trained, differences=differences):
                 own = peer.own
                 if trained:
                     own, taken = peer.training
@@ -167,8 +173,7 @@ class PeerNetwork:
                     self.expected += peer.trained + taken
                     self.trainings += 1
                     peer.training = None
-                own += sum((peer.differences[each][1] for each in names), Fraction(0))
-                peer.own, peer.record = own, record
+                peer.own, peer.record = own + peer.sum_of(differences), record
             case SaveRecord(record=record):
                 peer.record = record
             case OfferModel(neighbour=other, number=number):

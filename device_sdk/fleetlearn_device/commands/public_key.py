@@ -27,19 +27,10 @@ def run(options: argparse.Namespace) -> int:
 
     from fleetlearn_device.driver.signatures import public_key_of
     from fleetlearn_device.storage.device_key import device_key
-    from fleetlearn_device.storage.errors import os_errors_as_state_errors
-    from fleetlearn_device.storage.identity import read_or_make_name
-    from fleetlearn_device.storage.state_directory import StateDirectory, state_folder
+    from fleetlearn_device.storage.state_directory import device_in, state_folder
 
     folder = state_folder(given)
-    with os_errors_as_state_errors(folder):
-        known = (folder / "identity.json").exists()
-        if known:  # the device may be running
-            device = read_or_make_name(folder / "identity.json", name)
-        else:
-            directory = StateDirectory(folder, name)
-            device = directory.device
-            directory.close()
+    device = device_in(folder, name)
     try:
         print(device, public_key_of(device_key(folder)).hex())
     except FleetError as error:

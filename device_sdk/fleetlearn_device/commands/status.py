@@ -48,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
     from fleetlearn_device.storage.state_directory import describe
 
     path = state_path(options)
+    if (peer := show_peer(path, json=options.json)) is not None:
+        return peer
 
     def text_of(view: StatusView) -> str:
         if options.json:
@@ -70,6 +72,32 @@ def run(options: argparse.Namespace) -> int:
             view = view_of(describe(path))
     except KeyboardInterrupt:
         return _status_of(view)
+
+
+def show_peer(path: str, *, json: bool) -> int | None:
+    """Print how a device is that trains with peers. Returns the exit status; None: it is none."""
+    import msgspec
+
+    from fleetlearn_device.storage.state_directory import is_running, state_folder
+
+    folder = state_folder(path) / "peer"
+    if not folder.exists():
+        return None
+    from fleetlearn_device.peers.peer_status import peer_lines, read_peer_status
+
+    status = read_peer_status(folder)
+    if status is None:
+        return None
+    running = is_running(folder.parent)
+    status = msgspec.structs.replace(status, running=running)
+    if json:
+        print(msgspec.json.encode(status).decode())
+    else:
+        for about, text in peer_lines(status, running=running):
+            print(f"{about:<8} {text}")
+    if not running:
+        return NOT_RUNNING
+    return 0 if any(each.connected for each in status.neighbours.values()) else NOT_CONNECTED
 
 
 def _status_of(view: StatusView) -> int:

@@ -37,6 +37,8 @@ COMMANDS: dict[str, DeviceCommand] = {
     "trust": DeviceCommand(
         "trust", "change the public keys that the device trusts, from its next start on"
     ),
+    "peer": DeviceCommand("peer", "train with neighbours, without a coordinator"),
+    "peer-card": DeviceCommand("peer_card", "print a device's entry in the peers' address book"),
     "public-key": DeviceCommand(
         "public_key", "print the device's line in a helper's roster (secure aggregation)"
     ),

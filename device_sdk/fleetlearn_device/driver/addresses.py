@@ -80,10 +80,13 @@ async def find_places(host: str, port: int, seconds: float) -> list[Place]:
     return turns + first[len(others) :] + others[len(first) :]
 
 
-async def connect_first(places: Sequence[Place], seconds: float) -> tuple[socket.socket, Place]:
+async def connect_first(
+    places: Sequence[Place], seconds: float, who: str = "the coordinator"
+) -> tuple[socket.socket, Place]:
     """Return a socket that is connected to the first of the places that answers, and which it is.
 
-    ``seconds``: for all of them together. Raises UnreachableError.
+    ``seconds``: for all of them together. ``who``: what should listen there, for people. Raises
+    UnreachableError.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
@@ -110,7 +113,7 @@ async def connect_first(places: Sequence[Place], seconds: float) -> tuple[socket
         for task in running:
             task.add_done_callback(_close)
             task.cancel()
-    raise UnreachableError(_said(places, failures, seconds))
+    raise UnreachableError(_said(places, failures, seconds, who))
 
 
 async def _connect(place: Place) -> socket.socket:
@@ -130,14 +133,14 @@ def _close(task: asyncio.Task[socket.socket]) -> None:
         task.result().close()
 
 
-def _said(places: Sequence[Place], failures: dict[Place, OSError], seconds: float) -> str:
+def _said(places: Sequence[Place], failures: dict[Place, OSError], seconds: float, who: str) -> str:
     """Return what happened at each place, and what to do about it."""
     refused = [place for place in places if isinstance(failures.get(place), ConnectionRefusedError)]
     happened = ", ".join(f"{place} {_happened(failures.get(place), seconds)}" for place in places)
     if len(refused) == len(places):
         here = all(place.is_loopback for place in places)
         where = "on this machine" if here else "and listens for other machines"
-        todo = f"nothing listens there. Check the port, and that the coordinator runs {where}"
+        todo = f"nothing listens there. Check the port, and that {who} runs {where}"
     elif len(failures) < len(places):
         todo = "check the address and the port; a firewall may be in between"
     else:

@@ -38,6 +38,7 @@ from math import inf
 from fleetlearn_protocol.peer_messages import PeerHello, PeerVote
 
 from fleetlearn_device.peers.orders import (
+    Differences,
     OfferModel,
     Orders,
     PeerNote,
@@ -197,30 +198,33 @@ class Exchanges:
 
     # The peer's model
 
-    def pending(self) -> tuple[str, ...]:
-        """Return the neighbours whose differences count and are not in own yet, nor in what is
-        being trained."""
-        edges = self.edges.items()
-        return tuple(name for name, edge in edges if edge.is_pending and not edge.in_training)
+    def pending(self) -> Differences:
+        """Return the differences that count and are not in own yet, nor in what is being
+        trained."""
+        return tuple(
+            (name, edge.record.have)
+            for name, edge in self.edges.items()
+            if edge.is_pending and not edge.in_training
+        )
 
-    def begin_training(self) -> tuple[str, ...]:
-        """Return the neighbours whose differences the training begins with."""
+    def begin_training(self) -> Differences:
+        """Return the differences that the training begins with."""
         for edge in self.edges.values():
             edge.in_training = False
-        names = self.pending()
-        for name in names:
+        differences = self.pending()
+        for name, _ in differences:
             self.edges[name].in_training = True
-        return names
+        return differences
 
-    def commit(self) -> tuple[str, ...]:
+    def commit(self) -> Differences:
         """Note that all differences that count are in own with the next commit. Returns those that
         were not in what was trained."""
-        names = self.pending()
+        differences = self.pending()
         for edge in self.edges.values():
             if edge.is_pending:
                 edge.record.applied = True
             edge.in_training = False
-        return names
+        return differences
 
     def is_alone(self) -> bool:
         """Return whether no neighbour that still trains is connected."""

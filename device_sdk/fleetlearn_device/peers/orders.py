@@ -12,12 +12,15 @@ from fleetlearn_protocol.peer_messages import FromPeer
 
 from fleetlearn_device.peers.record import PeerRecord
 
+Differences = tuple[tuple[str, int], ...]
+"""(neighbour, number of the exchange) of each."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainPeer:
-    """Train from own + the differences of these neighbours; answer with ``trained``."""
+    """Train from own + these differences; answer with ``trained``."""
 
-    differences: tuple[str, ...]
+    differences: Differences
     number: int
     """How often the peer trained before: decides the order of the examples."""
     take: str | None = None
@@ -29,13 +32,12 @@ class TrainPeer:
 class CommitModel:
     """Make the record and a new own durable, both or neither.
 
-    Own becomes the trained model (``trained``), or stays; then the differences of these neighbours
-    are added.
+    Own becomes the trained model (``trained``), or stays; then these differences are added.
     """
 
     record: PeerRecord
     trained: bool
-    differences: tuple[str, ...]
+    differences: Differences
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """One peer's side of training without a coordinator, without I/O, clock and randomness: events in,
 orders out.
 
-A peer's owner (``node.Node``, or a test) tells it what happened, and carries out the orders with
-which it answers, in order, before the next event. Times are seconds on any clock that never goes
-back. What an exchange of models is, and why it keeps the mean of all models: exchanges.py.
+A peer's owner (``node.PeerNode``, or a test) tells it what happened, and carries out the orders
+with which it answers, in order, before the next event. Times are seconds on any clock that never
+goes back. What an exchange of models is, and why it keeps the mean of all models: exchanges.py.
 
 **Synchronous training** (``SynchronousPeer``). In step k a peer trains, commits its model y, sends
 it to its neighbours under the number k, and waits for their models and votes until ``deadline``
@@ -129,8 +129,11 @@ class SynchronousPeer(PeerMachine):
             return self.exchanges.skip(name, step, why)
         is_open = edge.record.voted < step or edge.record.have == step
         is_free = edge.is_free or edge.record.have == step
-        is_needed = edge.connected and edge.sent != step and edge.their_voted < step
-        if not (is_open and is_free and is_needed):
+        # A neighbour that has the model already needs none; but after a restart this peer must
+        # know again what it offered.
+        is_needed = edge.their_voted < step or edge.offered != step
+        is_due = edge.connected and edge.sent != step
+        if not (is_open and is_free and is_needed and is_due):
             return []
         return [*self.exchanges.offer(name, step), *self._take_in(name)]
 

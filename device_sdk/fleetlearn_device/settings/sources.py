@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetlearn_device.settings.kinds import SettingKind
-from fleetlearn_device.settings.table import GROUPS, SETTINGS, Setting
+from fleetlearn_device.settings.table import GROUPS, OF_PEERS, SETTINGS, Setting
 
 if TYPE_CHECKING:
     from fleetlearn_device.settings.settings_file import SettingsFile
@@ -37,16 +37,17 @@ Values = dict[str, SettingValue]
 
 def add_flags(parser: argparse.ArgumentParser, only: Iterable[str] | None = None) -> None:
     """Add ``--config`` and the flags of the table. ``only``: the keys of those that the command
-    has; None: all."""
+    has; None: all but those of peers."""
     parser.add_argument(
         "--config",
         metavar="FILE",
         help=f"TOML file with settings; default: ${CONFIG_VARIABLE}",
     )
-    wanted = None if only is None else {*only}
+    if only is None:
+        only = [row.key for row in SETTINGS if _group(row) != OF_PEERS]
+    wanted = {*only}
     for group, title in GROUPS.items():
-        rows = [row for row in SETTINGS if _group(row) == group]
-        rows = [row for row in rows if wanted is None or row.key in wanted]
+        rows = [row for row in SETTINGS if _group(row) == group and row.key in wanted]
         if rows:
             section = parser.add_argument_group(f"{title}, [{group}]" if group else title)
             for row in rows:

@@ -60,9 +60,12 @@ GROUPS: dict[str, str] = {
     "limits": "limits",
     "privacy": "what the owner demands of a run, whatever the coordinator says",
     "secure": "what the owner demands of secure aggregation, whatever the coordinator says",
+    "peers": "training with neighbours, without a coordinator (`fleetlearn-device peer`)",
     "log": "log and numbers",
 }
 """The tables of a settings file, "" being its top -> what each is about. The help's order."""
+OF_PEERS = "peers"
+"""The group of settings that only ``fleetlearn-device peer`` reads."""
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("coordinator", text("URL"), None, "ws://HOST:PORT or wss://HOST:PORT"),
@@ -388,6 +391,33 @@ SETTINGS: tuple[Setting, ...] = (
         "devices, with their keys, that pairwise masks may be agreed on with",
         name="roster",
         unset="any that the coordinator names",
+    ),
+    Setting("peers.book", path(), None, "address book (TOML), the same for all peers", name="book"),
+    Setting("peers.bundle", path("PATH"), None, "the bundle that all peers train", name="bundle"),
+    Setting("peers.steps", whole(1, 2**31), None, "the last step's number", name="steps"),
+    Setting(
+        "peers.listen",
+        text("HOST:PORT"),
+        None,
+        "where to listen for neighbours; :PORT is on all addresses",
+        name="listen",
+        unset="the device's address in the book",
+    ),
+    Setting(
+        "peers.discover",
+        text("ADDRESS", "the IPv4 address of one of the device's interfaces"),
+        None,
+        "look for neighbours on the local network of this IPv4 address of the device",
+        name="discover",
+        unset="off",
+    ),
+    Setting(
+        "peers.output",
+        path(),
+        None,
+        "ONNX file for the model when all steps are done",
+        name="output",
+        unset="model.onnx in the state directory",
     ),
     Setting("log.level", choice("debug", "info", "warning", "error"), "info", "what is logged"),
     Setting(

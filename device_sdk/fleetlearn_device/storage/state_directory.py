@@ -105,6 +105,17 @@ class StateDirectory:
         self._lock.close()
 
 
+def device_in(folder: Path, name: str | None) -> str:
+    """Return the name of the device whose state directory this is, and which may be running; make
+    the directory where there is none. ``name``: as for StateDirectory. Raises StateError."""
+    with os_errors_as_state_errors(folder):
+        if (folder / "identity.json").exists():
+            return read_or_make_name(folder / "identity.json", name)
+        directory = StateDirectory(folder, name)
+        directory.close()
+        return directory.device
+
+
 class Summary(NamedTuple):
     """What a state directory holds, for people."""
 

@@ -102,6 +102,25 @@ def test_who_is_killed_after_its_vote_goes_on_where_it_was() -> None:
     assert begins(made) == {"a": Fraction(6), "b": Fraction(6)}
 
 
+def test_who_is_killed_before_its_vote_exchanges_again_at_once() -> None:
+    """The neighbour has its model, and it does not have the neighbour's: nobody waits for the
+    deadline."""
+    made = network(PAIR)
+    talk(made)
+    made.train("a", Fraction(4))
+    made.train("b", Fraction(8))
+    for name in "ab":
+        made.run(name)
+    made.deliver("a", "b")
+    made.run("b")
+    assert made.peers["b"].record.edges["a"].have == 1
+    made.kill("a")
+    made.start("a")
+    connect(made)
+    talk(made)
+    assert begins(made) == {"a": Fraction(6), "b": Fraction(6)}
+
+
 def test_a_vote_that_got_lost_counts_later() -> None:
     made = network(PAIR)
     talk(made)
