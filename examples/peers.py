@@ -1,6 +1,6 @@
 """Five devices train one model of digits without a coordinator, and one of them is killed.
 
-    python -m examples.peers [--peers 5] [--steps 15] [--topology ring] [--mode steps] [FOLDER]
+    python -m examples.peers [--peers 5] [--steps 25] [--topology ring] [--mode steps] [FOLDER]
 
 Each device is a process of its own, with its share of the scans (few digits on each), its own key,
 and an address book that all have alike; they talk over TLS on this machine. In the middle one is
@@ -33,7 +33,7 @@ PATIENCE = 300.0
 SETTINGS = """mode = "{mode}"
 deadline = 20
 topology = {{ kind = "{topology}" }}
-training = {{ epochs = 1, batch_size = 20, seed = 1, hyper = {{ lr = 0.05 }} }}
+training = {{ epochs = 2, batch_size = 20, seed = 1, hyper = {{ lr = 0.1 }} }}
 
 """
 
@@ -140,7 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", help="default: a temporary one")
     parser.add_argument("--peers", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--topology", default="ring")
     parser.add_argument("--mode", choices=["steps", "gossip"], default="steps")
     options = parser.parse_args(arguments)

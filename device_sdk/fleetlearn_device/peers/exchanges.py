@@ -41,7 +41,6 @@ from fleetlearn_device.peers.orders import (
     Differences,
     OfferModel,
     Orders,
-    PeerNote,
     SaveRecord,
     SendToPeer,
     StoreDifference,
@@ -105,8 +104,8 @@ class Exchanges:
 
     # What happens
 
-    def connected(self, name: str, hello: PeerHello) -> Orders:
-        """The neighbour is connected, and said hello."""
+    def connected(self, name: str, hello: PeerHello) -> bool:
+        """The neighbour is connected, and said hello. Returns as ``voted`` does."""
         edge = self.edges[name]
         edge.connected, edge.away = True, False
         edge.arrived = edge.sent = 0
@@ -130,20 +129,17 @@ class Exchanges:
         edge.arrived = number
         return True
 
-    def voted(self, name: str, number: int, *, have: bool) -> Orders:
-        """The neighbour's vote came."""
+    def voted(self, name: str, number: int, *, have: bool) -> bool:
+        """The neighbour's vote came. Returns whether an exchange that was in doubt counts now."""
         return self._learn(name, have=number if have else 0, voted=number)
 
-    def _learn(self, name: str, *, have: int, voted: int) -> Orders:
+    def _learn(self, name: str, *, have: int, voted: int) -> bool:
         edge = self.edges[name]
         edge.their_have = max(edge.their_have, have)
         edge.their_voted = max(edge.their_voted, voted)
         was_doubtful = edge.is_doubtful
         self._settle(edge)
-        if not (was_doubtful and edge.is_pending and edge.record.have < self.record.step):
-            return []
-        text = f"step {edge.record.have}'s exchange with {name} counts, as is known only now"
-        return [PeerNote(text)]
+        return was_doubtful and edge.is_pending
 
     def _settle(self, edge: Edge) -> None:
         """Find out whether the newest exchange counts, from the neighbour's votes."""

@@ -1,14 +1,16 @@
-"""Asynchronous pairwise gossip: a peer trains on, and now and then averages with one neighbour.
+"""Asynchronous pairwise gossip: after each training a peer averages with one neighbour, whatever
+that neighbour does just then.
 
-After each training a peer offers its model to one free neighbour, which answers with its own as it
-was last committed; each adds half of the difference after its training that runs meanwhile. Nobody
-waits for anybody, so a slow peer slows nobody down.
+A peer offers the model that it trained to one free neighbour and waits for the answer. The
+neighbour, which may be in the middle of a training, answers at once with its own model as it was
+last committed, and adds its half of the difference when its training is done. So nobody waits for
+another's training, and a slow peer slows nobody down.
 
 Stephen Boyd et al., "Randomized gossip algorithms", IEEE Transactions on Information Theory 52(6),
-2006, in which a random pair averages at each time; between two averagings each peer trains. Which
-neighbour is next is drawn from ``seed`` and the number of trainings, evenly among the free ones.
-The difference is of models that have moved on meanwhile; that it is the same on both sides is
-enough to keep the mean (exchanges.py).
+2006, in which a random pair averages at each time; here each peer trains between two averagings.
+Which neighbour is next is drawn from ``seed`` and the number of trainings, evenly among the free
+ones. A neighbour adds its half to a model that has moved on meanwhile; that both halves are of one
+difference is enough to keep the mean (exchanges.py).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from math import inf
 from fleetlearn_protocol.peer_messages import PeerHello
 
 from fleetlearn_device.peers.exchanges import Edge
-from fleetlearn_device.peers.machine import Lonely, PeerMachine, PeerRules
+from fleetlearn_device.peers.machine import Collecting, Lonely, PeerMachine, PeerRules
 from fleetlearn_device.peers.orders import CommitModel, Orders, PeerNote
 from fleetlearn_device.peers.record import PeerRecord
 from fleetlearn_device.training.shuffling import permutation
@@ -47,13 +49,14 @@ class GossipPeer(PeerMachine):
 
     def connected(self, name: str, hello: PeerHello, now: float) -> Orders:
         """A neighbour with the same bundle, matrix and settings said hello."""
-        orders = self.exchanges.connected(name, hello)
+        orders = Orders()
+        self.exchanges.connected(name, hello)
         edge = self.exchanges.edges[name]
         if edge.their_have > edge.record.voted:
             # What this peer offered under that number is gone with an earlier process.
             orders += self.exchanges.skip(name, edge.their_have, "this peer was started again")
         if isinstance(self.stage, Lonely):
-            orders += [*self._invite(now), *self._train_or_finish(now)]
+            orders += self._invite(now)
         return orders + self._advance(now)
 
     def disconnected(self, name: str, now: float) -> Orders:
@@ -80,7 +83,8 @@ class GossipPeer(PeerMachine):
 
     def voted(self, name: str, number: int, have: bool, now: float) -> Orders:
         """A neighbour's vote on exchange ``number`` is here."""
-        orders = self.exchanges.voted(name, number, have=have)
+        orders = Orders()
+        self.exchanges.voted(name, number, have=have)
         edge = self.exchanges.edges[name]
         if not have and edge.offered == number:
             edge.until = inf
@@ -94,13 +98,9 @@ class GossipPeer(PeerMachine):
         record.trainings += 1
         differences = self.exchanges.commit()
         orders: Orders = [CommitModel(record.copy(), True, differences)]
-        for name, edge in self.exchanges.edges.items():
-            if edge.arrived:
-                orders += self._answer(name, now)
-        orders += self._invite(now)
         if record.step < self.rules.steps and self.exchanges.is_alone():
             return orders + self._wait_alone(now)
-        return orders + self._train_or_finish(now)
+        return [*orders, *self._invite(now), *self._advance(now)]
 
     def tick(self, now: float) -> Orders:
         """Time has passed."""
@@ -113,33 +113,40 @@ class GossipPeer(PeerMachine):
     # Exchanges
 
     def _invite(self, now: float) -> Orders:
-        """Offer own to one of the free neighbours."""
+        """Offer own to one of the free neighbours, and wait for it."""
         edges = self.exchanges.edges
         free = [name for name, edge in edges.items() if self._may_invite(edge)]
+        self.stage = Collecting(now + self.rules.deadline)
         if not free:
             return []
         name = free[permutation(len(free), self.seed, self.record.trainings)[0]]
         edge = edges[name]
         return self._offer(name, max(edge.record.voted, edge.their_voted, edge.heard) + 1, now)
 
+    @staticmethod
+    def _is_open(edge: Edge) -> bool:
+        """Return whether an exchange that this peer takes part in is not over."""
+        return edge.offered > edge.record.voted or (edge.is_doubtful and edge.connected)
+
     def _may_invite(self, edge: Edge) -> bool:
-        is_open = edge.offered > edge.record.voted or edge.arrived > 0
-        return edge.connected and edge.is_free and not is_open and not edge.record.finished
+        is_free = edge.is_free and not self._is_open(edge)
+        return edge.connected and is_free and not edge.record.finished
 
     def _offer(self, name: str, number: int, now: float) -> Orders:
         self.exchanges.edges[name].until = now + self.rules.deadline
         return self.exchanges.offer(name, number)
 
     def _answer(self, name: str, now: float) -> Orders:
-        """Take part in the exchange that a neighbour began, or go on with this peer's own. A
-        neighbour's model waits while the difference of the last exchange is not in own."""
+        """Take part in the exchange that a neighbour began, or go on with this peer's own."""
         edge, orders = self.exchanges.edges[name], Orders()
         number = edge.arrived
         if self.record.finished:
             return self.exchanges.skip(name, number, "this peer is finished")
+        if not edge.is_free:
+            text = "the difference of the last exchange is not added yet"
+            return self.exchanges.skip(name, number, text)
         if number < edge.offered:
             edge.arrived = 0  # both began one at once, and the newer one goes on
-        if number < edge.offered or not edge.is_free:
             return []
         if edge.offered != number:
             orders += self._offer(name, number, now)
@@ -155,4 +162,12 @@ class GossipPeer(PeerMachine):
         return self.exchanges.skip(name, edge.offered, "your model did not come in time")
 
     def _advance(self, now: float) -> Orders:
-        return self._wait_alone(now) if isinstance(self.stage, Lonely) else self._linger(now)
+        match self.stage:
+            case Lonely():
+                return self._wait_alone(now)
+            case Collecting(until):
+                edges = self.exchanges.edges.values()
+                if now < until and any(self._is_open(edge) for edge in edges):
+                    return []
+                return self._train_or_finish(now)
+        return self._linger(now)

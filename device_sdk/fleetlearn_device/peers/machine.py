@@ -113,9 +113,9 @@ class PeerMachine:
 
     def _train_or_finish(self, now: float) -> Orders:
         record = self.record
-        if record.step >= self.rules.steps or self.exchanges.all_finished():
-            return self._finish(now)
-        return self._train(None)
+        if record.step < self.rules.steps and self.exchanges.all_finished():
+            return [PeerNote("the neighbours have done all of their steps"), *self._finish(now)]
+        return self._finish(now) if record.step >= self.rules.steps else self._train(None)
 
     def _train(self, take: str | None) -> Orders:
         self.stage = Working()
@@ -129,7 +129,7 @@ class PeerMachine:
         if any(edge.record.finished for edge in edges):
             until = min(until, now + self.rules.deadline)
         if self.exchanges.all_finished() or until <= now:
-            return [PeerNote("the neighbours have done their steps"), *self._finish(now)]
+            return [PeerNote("the neighbours have done all of their steps"), *self._finish(now)]
         if not isinstance(self.stage, Lonely):
             text = f"step {self.record.step} is done, and no neighbour is there: waiting for one"
             orders = [PeerNote(text, warning=True)]

@@ -354,7 +354,11 @@ class PeerNode:
         words += [f"{name} {value:.4g}" for name, value in means.items()]
         which = "that were held out" if self._training.data.held_out is not None else "of its own"
         log.info(
-            "all steps are done: %s on %d examples %s", ", ".join(words), measured.examples, which
+            "the result, after step %d: %s on %d examples %s",
+            self.machine.record.step,
+            ", ".join(words),
+            measured.examples,
+            which,
         )
 
     def _start(self, job: Coroutine[Any, Any, None]) -> None:

@@ -47,7 +47,7 @@ class SynchronousPeer(PeerMachine):
 
     def connected(self, name: str, hello: PeerHello, now: float) -> Orders:
         """A neighbour with the same bundle, matrix and settings said hello."""
-        orders = self.exchanges.connected(name, hello)
+        orders = self._told_late(name, self.exchanges.connected(name, hello))
         if isinstance(self.stage, Collecting):
             orders += self._offer(name)
         return orders + self._advance(now)
@@ -85,7 +85,7 @@ class SynchronousPeer(PeerMachine):
 
     def voted(self, name: str, number: int, have: bool, now: float) -> Orders:
         """A neighbour's vote on step ``number`` is here."""
-        orders = self.exchanges.voted(name, number, have=have)
+        orders = self._told_late(name, self.exchanges.voted(name, number, have=have))
         if isinstance(self.stage, Collecting):
             orders += self._offer(name)
         return orders + self._advance(now)
@@ -107,6 +107,13 @@ class SynchronousPeer(PeerMachine):
         return self._advance(now)
 
     # Steps
+
+    def _told_late(self, name: str, counts: bool) -> Orders:
+        """Say it where an exchange counts that this peer went on without."""
+        number = self.exchanges.edges[name].record.have
+        if not counts or (number == self.record.step and isinstance(self.stage, Collecting)):
+            return []
+        return [PeerNote(f"step {number}'s exchange with {name} counts, as is known only now")]
 
     def _weight(self, name: str) -> float:
         return self.rules.weights(self.record.step).get(name, 0.0)

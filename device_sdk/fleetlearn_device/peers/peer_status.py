@@ -68,7 +68,7 @@ class PeerStatusFile:
         self._path, self._name, self._machine = folder / FILE, name, machine
         self._examples, self._started = examples, time.time()
         self._loss: float | None = None
-        self._refused: dict[str, str] = {}
+        self.refusals: dict[str, str] = {}
         self._before: PeerStatus | None = None
 
     def trained(self, loss: float) -> None:
@@ -77,7 +77,7 @@ class PeerStatusFile:
 
     def refused(self, neighbour: str, why: str) -> None:
         """A neighbour does not train with this peer."""
-        self._refused[neighbour] = why
+        self.refusals[neighbour] = why
 
     def write(self, *, running: bool = True) -> None:
         """Write the file if something changed. Raises OSError."""
@@ -85,10 +85,10 @@ class PeerStatusFile:
         record, edges = machine.record, machine.exchanges.edges
         for name, edge in edges.items():
             if edge.connected:
-                self._refused.pop(name, None)
+                self.refusals.pop(name, None)
         neighbours = {
             name: NeighbourStatus(
-                edge.connected, edge.record.finished, edge.record.have, self._refused.get(name, "")
+                edge.connected, edge.record.finished, edge.record.have, self.refusals.get(name, "")
             )
             for name, edge in edges.items()
         }
