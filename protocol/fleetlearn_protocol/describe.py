@@ -21,7 +21,15 @@ from typing import Any, get_args
 import msgspec
 from msgspec import inspect as types
 
-from fleetlearn_protocol import errors, exchanges, frames, manifest, messages, preprocessing
+from fleetlearn_protocol import (
+    errors,
+    exchanges,
+    frames,
+    manifest,
+    messages,
+    peer_messages,
+    preprocessing,
+)
 from fleetlearn_protocol.computations import settings as computations
 from fleetlearn_protocol.computations.boosting_settings import BoostColumn
 from fleetlearn_protocol.computations.kinds import KINDS
@@ -109,6 +117,7 @@ def tables() -> dict[str, str]:
         "fit": "\n".join(
             _struct(kind, "### ") for kind in (exchanges.FitQuestion, exchanges.FitAnswer)
         ),
+        "from-peer": "\n".join(_message(kind) for kind in get_args(peer_messages.FromPeer)),
         "codes": _table(
             ("code", "meaning"),
             [(f"`{code.value}`", _notes(errors)[f"Code.{code.name}"]) for code in errors.Code],

@@ -63,6 +63,7 @@ class PeerModel(msgspec.Struct, frozen=True, tag="peer-model"):
     transfer: Transfer
     """Another one for each model on a connection."""
     encoding: Identifier
+    """As the settings say."""
     size: VectorSize
     """Bytes of all chunks together."""
     crc32: Checksum
@@ -74,6 +75,7 @@ class PeerVote(msgspec.Struct, frozen=True, tag="peer-vote"):
     changes. The exchange counts if both sides voted that they have the other's model."""
 
     number: Annotated[int, Meta(ge=1, le=2**31)]
+    """The exchange."""
     have: bool
     """True: the sender has the receiver's model, durably. False: this exchange does not count."""
     text: Text = ""

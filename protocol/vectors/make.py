@@ -19,6 +19,7 @@ from fleetlearn_protocol.vector import checksum, digest
 from make_encodings import encodings
 from make_manifest import manifest
 from make_messages import messages
+from make_peers import peers
 from make_secure import secure
 from make_signing import signing
 
@@ -168,7 +169,7 @@ def lines(made: dict[str, Any]) -> str:
 
 
 def main(folder: Path) -> None:
-    for make in (messages, frames, vector, encodings, manifest, signing, secure):
+    for make in (messages, frames, vector, encodings, manifest, signing, secure, peers):
         (folder / f"{make.__name__}.json").write_text(lines(make()), encoding="ascii")
 
 

@@ -1,4 +1,4 @@
-"""Peers as real processes, over TLS: they learn, and are killed at any moment and at chosen points."""
+"""Peers as real processes over TLS: they learn, and are killed at any moment and chosen points."""
 
 from __future__ import annotations
 
