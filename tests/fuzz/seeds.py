@@ -13,16 +13,19 @@ from typing import Any
 import msgspec
 import numpy as np
 from fleetlearn_coordinator.plan.recipes import RECIPES
+from fleetlearn_device.peers.discovery import PeerAnnouncement
 from fleetlearn_device.storage import kept_states, tied_vectors
 from fleetlearn_protocol.deltas import encode_delta
-from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.encodings import FLOAT32, find_encoding
 from fleetlearn_protocol.frames import pack_chunk
 from fleetlearn_protocol.manifest import PARAMETERS
 from fleetlearn_protocol.messages import Report
-from fleetlearn_protocol.vector import digest
+from fleetlearn_protocol.peer_messages import PeerModel, encode_for_peer
+from fleetlearn_protocol.vector import checksum, digest
 from safetensors.numpy import save
 
 from tests.fuzz.targets.decoders import TASK
+from tests.fuzz.targets.peers import ELEMENTS, ENCODINGS
 from tests.fuzz.targets.sockets import frame, handshake
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +58,27 @@ def chunks() -> list[bytes]:
         for offset in (0, 8)
         for payload in payloads
     ]
+
+
+def peers() -> list[bytes]:
+    """Return each valid message alone, and a whole model in each encoding."""
+
+    def written(*frames: bytes) -> bytes:
+        marks = (len(each) + (0 if each[:1] == b"{" else 2**15) for each in frames)
+        return b"".join(
+            mark.to_bytes(2, "little") + each for mark, each in zip(marks, frames, strict=True)
+        )
+
+    single = [b"\0" + written(row["text"].encode()) for row in _vectors("peers")["valid"]]
+    model = np.linspace(-1, 1, ELEMENTS, dtype=np.float32)
+    whole = []
+    for place, name in enumerate(ENCODINGS):
+        content = find_encoding(name).encode(model, 1)
+        announced = PeerModel(1, 1, name, content.nbytes, checksum(content))
+        frames = encode_for_peer(announced).encode(), pack_chunk(1, 0, content)
+        whole.append(bytes([place]) + written(*frames))
+    said = PeerAnnouncement("b", 8766, "x")
+    return [*single, *whole, msgspec.json.encode(said)]
 
 
 def encodings() -> list[bytes]:

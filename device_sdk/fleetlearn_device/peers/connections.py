@@ -166,9 +166,9 @@ def listening_at(text: str | None, place: tuple[str, int] | None) -> Listening:
     """Return where to listen: as the owner says, or at the peer's own address in the book; on all
     addresses where that is a name, which may lead elsewhere. Raises ValueError."""
     if text is not None:
-        host, _, port = text.rpartition(":")
+        host, colon, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
-        if not port.isdecimal() or int(port) > 65535:
+        if not colon or not port.isdecimal() or int(port) > 65535:
             raise ValueError(f"{text!r} was given; expected HOST:PORT, or :PORT for all addresses")
         return Listening(host or None, int(port))
     if place is None:

@@ -15,6 +15,7 @@ from tests.fuzz.targets import decoders
 from tests.fuzz.targets.administration import administration
 from tests.fuzz.targets.conversations import conversations
 from tests.fuzz.targets.page import page
+from tests.fuzz.targets.peers import peers
 from tests.fuzz.targets.sessions import sessions
 from tests.fuzz.targets.sockets import sockets
 from tests.fuzz.targets.streams import streams
@@ -36,6 +37,7 @@ TARGETS: dict[str, Target] = {
     "sockets": Target(sockets, seeds.sockets, 35),
     "messages": Target(decoders.messages, seeds.messages),
     "chunks": Target(decoders.chunks, seeds.chunks),
+    "peers": Target(peers, seeds.peers, 2),
     "encodings": Target(decoders.encodings, seeds.encodings),
     "uploads": Target(decoders.uploads, seeds.uploads),
     "deltas": Target(decoders.deltas, seeds.deltas),
