@@ -78,7 +78,7 @@ def main(folder: Path) -> None:
     show = ["result", str(folder / "statistics.toml")]
     subprocess.run(command("fleetlearn-coordinator", *show), check=True)
     printed = subprocess.check_output(command("fleetlearn-coordinator", *show, "--json"))
-    age = json.loads(printed)["columns"]["age"]
+    age = json.loads(printed)["result"]["columns"]["age"]
     there = pooled["age"][~np.isnan(pooled["age"])]
     print("\nThe same of all rows in one place, and how far the devices' result is from it:")
     median = age["quantiles"][1]["value"]

@@ -52,30 +52,19 @@ def result(
     as_json: AsJson = False,
 ) -> None:
     """Show what a run without a model found, such as the statistics of all devices' rows."""
-    from fleetlearn_protocol import open_bundle
-
     from fleetlearn_coordinator.plan.plan import Plan
-    from fleetlearn_coordinator.service.status import read_model
+    from fleetlearn_coordinator.service.views.computation import read_result
 
     with expected_errors():
-        settings = Plan.load(plan)
-        computation = settings.computation(open_bundle(settings.bundle, files=()).manifest)
-        number, state = read_model(settings.data_dir, version)
-    found = {
-        "run": settings.name,
-        "computation": computation.kind,
-        "version": number,
-        "progress": computation.progress(state),
-        **computation.result(state),
-    }
+        found = read_result(Plan.load(plan), version)
     if as_json:
         print(msgspec.json.encode(found).decode())
         return
-    print(f"{settings.name}: {found['progress']}")
-    if computation.kind == "statistics":
-        _show_statistics(found)
+    print(f"{found.run}: {found.progress}")
+    if found.computation == "statistics":
+        _show_statistics(found.result)
     else:
-        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print(msgspec.json.format(msgspec.json.encode(found.result), indent=2).decode())
 
 
 def _show_statistics(found: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from fleetlearn_coordinator.plan.privacy_statement import PrivacyStatement
 from fleetlearn_coordinator.secure.helper_views import HelperView
 from fleetlearn_coordinator.service.backup_manifest import BackupManifest
 from fleetlearn_coordinator.service.versions import Comparison
+from fleetlearn_coordinator.service.views.computation import ComputationView
 from fleetlearn_coordinator.service.views.records import (
     AdministratorView,
     AuditView,
@@ -41,6 +42,7 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     "devices": (list[DeviceView],),
     "models": (list[Version],),
     "compare-models": (Comparison,),
+    "result": (ComputationView,),
     "tail": (EventView,),
     "audit": (AuditView,),
     "doctor": (list[CheckView],),

@@ -45,7 +45,7 @@ def complete(words: str) -> list[str]:
 
 def test_commands_and_options() -> None:
     assert complete("ro") == ["rounds", "rollback"]
-    assert {*complete("re")} == {"resume", "results", "restore", "revoke"}
+    assert {*complete("re")} == {"resume", "result", "results", "restore", "revoke"}
     assert "--round" in complete("rounds --ro")
 
 
