@@ -188,7 +188,8 @@ def simulate(
         fleet = Fleet(scenario, bundle, source, backend, local, logs.write_events, files, residuals)
         about = {"backend": kind, "why": why, "of": identity}
         checkpoints = CheckpointWriter(fleet, logs, about, options.checkpoint, should_stop)
-        summaries = SummaryWriter(fleet, logs, options.test, source.test(), progress)
+        test = None if scenario.plan.algorithm.computes else source.test()
+        summaries = SummaryWriter(fleet, logs, options.test, test, progress)
         if summaries.test is not None:
             summaries.runtime = PerDevice(bundle, local, source, options.provider).runtime
         fleet.observers.append(summaries)
@@ -429,7 +430,14 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
             else {}
         ),
         "model": digest(fleet.model),
+        **_result_part(fleet),
     }
+
+
+def _result_part(fleet: Fleet) -> dict[str, Any]:
+    """Return what a run without a model found."""
+    computation = fleet.coordinator.rules.computation
+    return {} if computation is None else {"result": computation.result(fleet.model)}
 
 
 def _secure_part(fleet: Fleet) -> dict[str, Any]:

@@ -93,7 +93,8 @@ def _whole(part: Vector, name: str) -> NDArray[np.uint64]:
     fit = (rows >= 0) & (rows <= _MASKS.astype(np.float32)) & (np.floor(rows) == rows)
     if not fit.all():
         raise ValueError(f"{name} of the state is no whole numbers below 2^22: it is damaged")
-    bits: NDArray[np.uint64] = (rows.astype(np.uint64) << _SHIFTS).sum(axis=1, dtype=np.uint64)
+    whole = rows.astype(np.uint64) << _SHIFTS
+    bits: NDArray[np.uint64] = whole[:, 0] | whole[:, 1] | whole[:, 2]
     return bits
 
 

@@ -145,7 +145,12 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
         fleet.returns.take_up(_named(tensors, RETURNS), state["returns"])
     fleet.state([*connections.connected])
     fleet.carry_out(
-        fleet.engine.committed(fleet.now, change=state["change"], metrics=state["metrics"])
+        fleet.engine.committed(
+            fleet.now,
+            change=state["change"],
+            metrics=state["metrics"],
+            done=fleet.coordinator.done,
+        )
     )
 
 

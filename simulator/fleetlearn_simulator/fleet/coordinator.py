@@ -15,11 +15,12 @@ from fleetlearn_coordinator.aggregation.optimizers import State
 from fleetlearn_coordinator.aggregation.privacy import release
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.sent_models import half_of
-from fleetlearn_coordinator.rounds.commands import FAILED, REJECTED, Command
+from fleetlearn_coordinator.rounds.commands import FAILED, REJECTED, Command, Finish
 from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
 from fleetlearn_coordinator.rounds.exchange import ExchangeSeries, SavedExchange
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.training_tasks import Restored
+from fleetlearn_coordinator.service.training_run.finish import computation_done
 from fleetlearn_device.training.algorithms import ALGORITHMS
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT16, find_encoding
@@ -108,11 +109,11 @@ class SimulatedCoordinator:
             [BUFFERS] if buffers else []
         )
         """Names of the parts of a report beside the update."""
-        algorithm = ALGORITHMS[self.plan.local.algorithm]
+        algorithm = ALGORITHMS.get(self.plan.local.algorithm)  # a computation has none
         factors = tuple(
             algorithm.per_update[name](self._hyper)
-            for name in algorithm.tied
-            if algorithm.per_update
+            for name in (() if algorithm is None else algorithm.tied)
+            if algorithm is not None and algorithm.per_update
         )
         self.training = RoundTraining(
             backend,
@@ -139,13 +140,19 @@ class SimulatedCoordinator:
         if self.masked is not None:
             self.masked.begin_round()
         self.distillation.begin_round()
-        size, keeps = self.state.model.size, self.rules.aggregators[UPDATE].keeps_updates
+        size = self.state.model.size
+        keeps = any(aggregator.keeps_updates for aggregator in self.rules.aggregators.values())
         keeps = keeps or self.distillation.keeps_updates
         self._file = UpdateFile(size) if keeps and size >= LARGE_UPDATE else None
 
     @property
     def model(self) -> Vector:
         return self.state.model
+
+    @property
+    def done(self) -> Finish | None:
+        """Why a run of a computation is over; None: it is not, or it trains."""
+        return computation_done(self.rules.computation, self.state)
 
     # Reports
 

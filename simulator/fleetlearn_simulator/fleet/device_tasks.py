@@ -86,7 +86,11 @@ class DeviceTasks:
             for part, encoding in encodings.items()
         )
         """Bytes of a report's parts."""
-        self.bundle_bytes = sum(bundle.manifest.files[file].size for file in (TRAIN, EVAL))
+        self.bundle_bytes = sum(
+            bundle.manifest.files[file].size
+            for file in (TRAIN, EVAL)
+            if not plan.algorithm.computes  # a computation has no graphs
+        )
 
     def begin_round(self) -> None:
         """Forget the transfers of the round before, unless its tasks go on."""

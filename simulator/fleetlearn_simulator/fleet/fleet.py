@@ -451,7 +451,10 @@ class Fleet:
             self._disconnect_sample()
         self.before_commit()
         return self.engine.committed(
-            self.now, change=summary["change"], metrics=self.metrics_of(summary)
+            self.now,
+            change=summary["change"],
+            metrics=self.metrics_of(summary),
+            done=self.coordinator.done,
         )
 
     def metrics_of(self, summary: dict[str, Any]) -> dict[str, float]:

@@ -283,6 +283,11 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
     yield from _availability_contradictions(scenario.availability)
     yield from _failure_contradictions(scenario.failures)
     yield from poisson_contradictions(scenario)
+    if scenario.plan.algorithm.computes and scenario.failures.corrupt:
+        yield (
+            "failures.corrupt spoils updates of a model, and devices compute sums: leave it out. "
+            "A device that sends wrong sums makes a wrong total, as nothing bounds what it counts"
+        )
     if scenario.plan.is_family:
         yield "plan.family: a simulation has one model. Simulate a plan with one member's bundle"
 

@@ -29,6 +29,7 @@ from fleetlearn_simulator.training.backend import (
     RoundInputs,
     local_settings,
 )
+from fleetlearn_simulator.training.computing import ComputesSums
 from fleetlearn_simulator.training.kept_rows import NOTHING_KEPT, row_files
 from fleetlearn_simulator.training.process_pool import ProcessPool
 from fleetlearn_simulator.training.vectorized import (
@@ -40,10 +41,14 @@ from fleetlearn_simulator.training.vectorized import (
 )
 from fleetlearn_simulator.training.worker_pool import DivideJobs
 
-BackendName = Literal["bundle", "vectorized"]
+BackendName = Literal["bundle", "vectorized", "computation"]
 BackendChoice = Literal["auto", "bundle", "vectorized"]
 EngineChoice = Literal["processes", "ray"]
-BACKENDS: dict[str, type[PerDevice]] = {"bundle": PerDevice, "vectorized": Vectorized}
+BACKENDS: dict[str, type[PerDevice] | type[ComputesSums]] = {
+    "bundle": PerDevice,
+    "vectorized": Vectorized,
+    "computation": ComputesSums,
+}
 SIZES_SAMPLED = 100
 """Devices whose numbers of examples are looked at, to guess whether all devices have the same
 number."""
@@ -86,7 +91,8 @@ def with_measured_step(scenario: Scenario, bundle: Bundle) -> Scenario:
     that."""
     if scenario.compute.step_seconds != "measure":
         return scenario
-    backend = make_backend(scenario, "bundle")
+    computes = scenario.plan.algorithm.computes
+    backend = make_backend(scenario, "computation" if computes else "bundle")
     inputs = RoundInputs(bundle.parameters()[: bundle.manifest.size])
     (device,) = first_with_examples(scenario, bundle, 1)
     backend.train(inputs, [Job(device, 0, 1)])  # the first steps allocate memory
@@ -118,6 +124,13 @@ def choose_backend(
     scenario: Scenario, bundle: Bundle, wanted: BackendChoice, provider: ProviderName = "cpu"
 ) -> tuple[BackendName, str]:
     """Return the back end, and why. ``auto`` tries both for a moment, on the first devices."""
+    if scenario.plan.algorithm.computes:
+        if wanted != "auto":
+            raise SimulatorError(
+                f'back end "{wanted}": the bundle has a computation in place of graphs; leave the '
+                "back end to be chosen"
+            )
+        return "computation", "the bundle has a computation"
     if wanted == "vectorized":
         check_many(bundle, scenario.plan.local.batch_size, scenario.plan.local.algorithm)
     if wanted != "auto":
@@ -177,6 +190,10 @@ def start_backend(
     """Start the back end, with its workers. ``source``: the scenario's, to learn the devices'
     numbers of examples. ``folder``: the run's. The other arguments are those of
     ``fleetlearn_simulator.Options``."""
+    if kind == "computation":
+        if engine == "ray":
+            raise SimulatorError("engine 'ray': sums are computed in this process")
+        return make_backend(scenario, kind, provider, folder)
     make, divide = (
         partial(make_backend, scenario, kind, provider, folder),
         _divider(scenario, bundle, source, kind),
