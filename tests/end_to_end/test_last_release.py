@@ -83,7 +83,7 @@ def test_both_releases_train_together(
         assert {key for row in found.rounds for key in row.summary["dropped"]} <= {"surplus"}
         with find_storage(tmp_path / "run").read_ledger() as ledger:
             rows = [row for number in (1, 2, 3) for row in ledger.tasks(number)]
-        accepted = Counter(device for _, device, state in rows if state == "accepted")
+        accepted = Counter(device for _, device, state, _ in rows if state == "accepted")
         assert accepted.total() == 6
         assert recipe == "fedbuff" or accepted == {"a": 3, "b": 3}, "each round needs both"
         if recipe != "fedbuff":  # there one of them may come when the run is over

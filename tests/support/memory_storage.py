@@ -496,7 +496,7 @@ class MemoryReader(Reads):
         return None if row is None else row.opened
 
     def task_states(self, round: int) -> dict[str, int]:
-        return dict(sorted(Counter(state for _, _, state in self.tasks(round)).items()))
+        return dict(sorted(Counter(state for _, _, state, _ in self.tasks(round)).items()))
 
     def device_activity(
         self, since: float | None = None, only: Collection[str] | None = None
@@ -519,17 +519,17 @@ class MemoryReader(Reads):
             for device, row in self._tables.activity.items()
         ]
 
-    def tasks_of(self, device: str, most: int) -> list[tuple[str, int, str]]:
+    def tasks_of(self, device: str, most: int) -> list[tuple[str, int, str, str | None]]:
         found = [
-            (task, row.round, row.state)
+            (task, row.round, row.state, row.member)
             for task, row in sorted(self._tables.tasks.items())
             if row.device == device
         ]
         return sorted(found, key=lambda row: -row[1])[:most]
 
-    def tasks(self, round: int) -> list[tuple[str, str, str]]:
+    def tasks(self, round: int) -> list[tuple[str, str, str, str | None]]:
         return [
-            (task, row.device, row.state)
+            (task, row.device, row.state, row.member)
             for task, row in sorted(self._tables.tasks.items())
             if row.round == round
         ]

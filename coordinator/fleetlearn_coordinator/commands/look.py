@@ -112,9 +112,10 @@ def _print_turns(found: TurnsView) -> None:
     if not found.tasks:
         print(f"round {found.round}: its tasks are not known, or not known any more")
         return
-    table = plain_table("device", "task", "state", wraps="state")
+    model = ["model"] * any(row.member is not None for row in found.tasks)
+    table = plain_table("device", *model, "task", "state", wraps="state")
     for row in found.tasks:
-        table.add_row(row.device, row.task, row.state)
+        table.add_row(row.device, *(row.member or "" for _ in model), row.task, row.state)
     opened = clock(found.opened, time.time())
     print(f"round {found.round}, opened {opened}" if opened else f"round {found.round}")
     show_table(table)

@@ -131,6 +131,8 @@ class TaskRecord(msgspec.Struct, frozen=True):
     state: str
     """``assigned`` while it runs, ``accepted``, or the cause of its end: ``lost``, ``late``,
     ``surplus``, ..."""
+    member: str | None = None
+    """Which of a family's models it is for. None: the run has one."""
 
 
 def read_tasks(

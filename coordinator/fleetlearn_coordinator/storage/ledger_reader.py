@@ -61,17 +61,18 @@ class LedgerReader(Protocol):
     def round_outcomes(self) -> dict[str, int]:
         """Return outcome -> how many rounds had it (``closed_rounds``)."""
 
-    def tasks(self, round: int) -> list[tuple[str, str, str]]:
-        """Return (task, device, state) of each of a round's tasks, by the task's name. state:
-        ``assigned`` while it runs, ``accepted``, or the cause of its end. Empty for a round that
-        was closed long ago."""
+    def tasks(self, round: int) -> list[tuple[str, str, str, str | None]]:
+        """Return (task, device, state, member) of each of a round's tasks, by the task's name.
+        state: ``assigned`` while it runs, ``accepted``, or the cause of its end. member: which of a
+        family's models it is for; None: the run has one. Empty for a round that was closed long
+        ago."""
 
     def searched_devices(self) -> list[tuple[str, float | None, int, str]]:
         """Return (device, since when it has been connected or None, 1 if a task of it failed else
         0, its tags, tier and runtime in lower case) of each device that was seen, in no order."""
 
-    def tasks_of(self, device: str, most: int) -> list[tuple[str, int, str]]:
-        """Return (task, round, state) of a device's last tasks, the newest round first, at most
+    def tasks_of(self, device: str, most: int) -> list[tuple[str, int, str, str | None]]:
+        """Return (task, round, state, member) of a device's last tasks, the newest round first, at most
         this many. Those of rounds that were closed long ago are gone."""
 
     def task_states(self, round: int) -> dict[str, int]:

@@ -133,15 +133,21 @@ class SqliteReader:
             "COALESCE(tier, '') || ' ' || COALESCE(runtime, '')) FROM activity"
         ).fetchall()
 
-    def tasks_of(self, device: str, most: int) -> list[tuple[str, int, str]]:
+    @property
+    def _member(self) -> str:
+        """The column of a task's member, or what stands for it in tables without families."""
+        return "member" if self._version >= 9 else "NULL"
+
+    def tasks_of(self, device: str, most: int) -> list[tuple[str, int, str, str | None]]:
         return self._db.execute(
-            "SELECT task, round, state FROM tasks WHERE device=? ORDER BY round DESC, task LIMIT ?",
+            f"SELECT task, round, state, {self._member} FROM tasks WHERE device=? ORDER BY round DESC, task LIMIT ?",
             (device, most),
         ).fetchall()
 
-    def tasks(self, round: int) -> list[tuple[str, str, str]]:
+    def tasks(self, round: int) -> list[tuple[str, str, str, str | None]]:
         return self._db.execute(
-            "SELECT task, device, state FROM tasks WHERE round=? ORDER BY task", (round,)
+            f"SELECT task, device, state, {self._member} FROM tasks WHERE round=? ORDER BY task",
+            (round,),
         ).fetchall()
 
 

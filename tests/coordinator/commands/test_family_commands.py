@@ -95,6 +95,17 @@ def test_status_and_rounds_say_what_each_member_did(plan: Path) -> None:
     assert row["summary"]["members"]["small"]["reports"] == 1
 
 
+def test_the_tasks_of_a_round_name_their_members(plan: Path) -> None:
+    shown = run("rounds", plan, "--round", "1")
+    assert shown.exit_code == 0, shown.output
+    lines = [line.split() for line in shown.output.splitlines()]
+    assert ["device", "model", "task", "state"] in lines
+    assert {(line[0], line[1]) for line in lines if line[-1:] == ["accepted"]} == {
+        ("a", "large"),
+        ("b", "small"),
+    }
+
+
 def test_the_doctor_looks_at_each_bundle(plan: Path) -> None:
     shown = " ".join(run("doctor", plan).output.split())
     assert f"large.bundle: {LARGE} parameters, whole" in shown

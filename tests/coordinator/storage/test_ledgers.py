@@ -83,7 +83,8 @@ class Story:
             f"d{self.random.randrange(6)}",
             max(0, self.version - self.random.randrange(3)),
         )
-        return [TaskGiven(self.tasks[-1], max(1, self.round), device, version)]
+        member = "large" if device < "d3" else None
+        return [TaskGiven(self.tasks[-1], max(1, self.round), device, version, member)]
 
     def _some_task(self) -> str:
         return self.random.choice(self.tasks[-8:]) if self.tasks else "unknown"

@@ -202,7 +202,7 @@ export function device(root, name) {
       show(said, Boolean(row.error));
       say(words, row.error ?? "");
       say(when, row.error_at ? moment(row.error_at) : "");
-      tasks.draw((row.tasks ?? []).map((task) => ({ key: [task.task, task.state], cells: [task.task, task.run, count(task.round), task.state] })));
+      tasks.draw((row.tasks ?? []).map((task) => ({ key: [task.task, task.state], cells: [task.task, task.member ? `${task.run}: ${task.member}` : task.run, count(task.round), task.state] })));
     } catch (refused) {
       say(error, refused.message);
     }

@@ -90,7 +90,7 @@ class RunEvents:
         """Yield what became of a round's tasks since the last look. ``row``: the round is over."""
         at = None if row is None else row[3]
         new = []
-        for task, device, state in ledger.tasks(number):
+        for task, device, state, _ in ledger.tasks(number):
             if self._tasks.get(task) != state:
                 self._tasks[task] = state
                 new.append((device, state))

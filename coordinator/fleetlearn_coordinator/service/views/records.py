@@ -175,6 +175,8 @@ class TurnView(msgspec.Struct, frozen=True):
     device: str
     state: str
     """``assigned`` while it runs, ``accepted``, or the cause of its end."""
+    member: str | None = None
+    """Which of a family's models it is for. None: the run has one."""
 
 
 class TurnsView(msgspec.Struct, frozen=True):
@@ -227,6 +229,8 @@ class DeviceTask(msgspec.Struct, frozen=True):
     """In which it was given while it runs, and then the one that its end counts for."""
     state: str
     """``assigned`` while it runs, ``accepted``, or the cause of its end."""
+    member: str | None = None
+    """Which of a family's models it is for. None: the run has one."""
 
 
 class DeviceDetail(DeviceView, frozen=True, kw_only=True):
