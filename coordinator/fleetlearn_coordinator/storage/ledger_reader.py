@@ -72,8 +72,8 @@ class LedgerReader(Protocol):
         0, its tags, tier and runtime in lower case) of each device that was seen, in no order."""
 
     def tasks_of(self, device: str, most: int) -> list[tuple[str, int, str, str | None]]:
-        """Return (task, round, state, member) of a device's last tasks, the newest round first, at most
-        this many. Those of rounds that were closed long ago are gone."""
+        """Return (task, round, state, member) of a device's last tasks, the newest round first, at
+        most this many. Those of rounds that were closed long ago are gone."""
 
     def task_states(self, round: int) -> dict[str, int]:
         """Return state -> how many of a round's tasks have it (``tasks``)."""

@@ -140,7 +140,8 @@ class SqliteReader:
 
     def tasks_of(self, device: str, most: int) -> list[tuple[str, int, str, str | None]]:
         return self._db.execute(
-            f"SELECT task, round, state, {self._member} FROM tasks WHERE device=? ORDER BY round DESC, task LIMIT ?",
+            f"SELECT task, round, state, {self._member} FROM tasks WHERE device=? "
+            "ORDER BY round DESC, task LIMIT ?",
             (device, most),
         ).fetchall()
 
