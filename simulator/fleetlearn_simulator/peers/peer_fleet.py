@@ -52,6 +52,9 @@ class PeerStep(NamedTuple):
     """Models that a peer sent to another, who had it."""
     train: Mapping[str, float]
     """Loss and metrics in training, as means over the examples seen."""
+    pull: float | None
+    """How far apart the step's training pulled the models: sqrt(mean ||u_i - mean u||^2) over the
+    changes u_i. None: not measured (gossip)."""
 
 
 class PeerTotals:
@@ -61,6 +64,7 @@ class PeerTotals:
         self.mixed = self.partial = self.sent = 0
         self.causes: Counter[str] = Counter()
         self.useful = self.wasted = 0.0
+        self.pull: float | None = None
         self._sums: dict[str, float] = {}
         self._seen = 0
 
@@ -83,6 +87,7 @@ class PeerTotals:
             self.wasted,
             self.sent,
             train,
+            self.pull,
         )
 
 

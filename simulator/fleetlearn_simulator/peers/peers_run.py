@@ -126,6 +126,8 @@ class _Measures:
         fleet = self.fleet
         last = number + 1 == fleet.scenario.plan.stop.rounds
         peers: dict[str, Any] = {"consensus": consensus_error(fleet.models)}
+        if step.pull is not None:
+            peers["pull"] = step.pull
         row = {
             "round": number,
             "how": "committed",

@@ -16,6 +16,7 @@ from fleetlearn_device.peers.mixing import mix_all, without
 
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.peers.peer_fleet import PeerFleet, PeerStep, PeerTotals
+from fleetlearn_simulator.peers.peer_measures import consensus_error
 from fleetlearn_simulator.population.availability import next_online, online, until
 from fleetlearn_simulator.population.failures import CAUSES
 from fleetlearn_simulator.population.traits import Ids
@@ -53,6 +54,7 @@ def _step(fleet: PeerFleet, step: int, now: float, ids: Ids) -> tuple[float, Pee
         changes, results = fleet.train(own, np.full(len(own), step), fates.steps[trains])
         cause[np.flatnonzero(trains)[results.diverged]] = DIVERGED
         fleet.models[own] += changes
+        totals.pull = consensus_error(changes)
         mixes = cause[trains] == ""
         totals.train(results, mixes)
         totals.partial = int((results.steps < fleet.steps[own])[mixes].sum())
