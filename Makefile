@@ -24,7 +24,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 INSTALLED := .venv/.installed .venv/.ort-training
 
 BENCHMARKS := step rounds connections attacks simulator
-STUDIES := hospitals fedprox dropout robust update_encodings selection pace asynchronous personal privacy distillation
+STUDIES := hospitals fedprox dropout robust update_encodings selection pace asynchronous personal privacy distillation peers
 # Three processes, each with whole files of tests. On two cores they take 9 minutes, and two of them 12: many tests wait
 # for processes and sockets.
 PYTEST := -m pytest --numprocesses 3 --dist loadfile
@@ -168,7 +168,7 @@ studies: $(INSTALLED)
 	@set -e; for name in $(STUDIES); do echo "== $$name"; $(BIN)/python benchmarks/studies/$$name.py $(ARGS); done
 
 clean:
-	rm -rf .venv .fuzz .arm64 .kotlin demo-output .demo-web fedprox.runs robust.runs encodings.runs privacy.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage $(WEB)/node_modules $(WEB)/dist $(WEB)/build
+	rm -rf .venv .fuzz .arm64 .kotlin demo-output .demo-web fedprox.runs robust.runs encodings.runs privacy.runs peers.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage $(WEB)/node_modules $(WEB)/dist $(WEB)/build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The version before had the training build in .venv itself, and .venv/device: these begin again.

@@ -65,7 +65,7 @@ def _errors(axis: Any, results: Results, known: Known) -> None:
         axis.plot(
             [], [], "o", color="#444444", fillstyle=face, label=f"measured in training, data {data}"
         )
-    axis.plot([], [], "x", color="#888888", label="measured, random pulls instead of training")
+    axis.plot([], [], "x", color="#888888", label="measured, made-up pulls")
     axis.set(xscale="log", yscale="log", xlabel="spectral gap", ylim=(0.03, None))
     axis.set_ylabel("consensus error / pull of a step")
     axis.set_title("how far the models are apart")

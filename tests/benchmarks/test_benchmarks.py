@@ -743,6 +743,22 @@ def test_robust(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_peers(tmp_path: Path) -> None:
+    sizes = ("--keep", str(tmp_path / "kept"), "--seeds", "1", "--steps", "3")
+    ways = ("ring", "complete", "exponential, gossip", "FedAvg")
+    command = ("studies/peers.py", *sizes, "--ways", *ways, "--figures", str(tmp_path))
+    results = figures(tmp_path, *command)
+    assert [row["way"] for row in results["cells"]] == 2 * [*ways]
+    for name, row in results["matrices"].items():
+        if name != "random-regular":
+            assert row["closed form"] == pytest.approx(row["gap"], abs=1e-9)
+        assert row["contraction"] == pytest.approx(1 - row["gap"], abs=1e-6)
+        assert row["noise measured"] == pytest.approx(row["noise"], rel=0.02, abs=1e-6)
+        assert row["steady measured"] == pytest.approx(row["steady"], rel=1e-3, abs=1e-6)
+    assert (tmp_path / "peers.svg").stat().st_size > 1000
+
+
+@pytest.mark.slow
 def test_personal(tmp_path: Path) -> None:
     sizes = ("--seeds", "1", "--rounds", "1", "3", "--workers", "1", "--data", "labels")
     cells = {

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fleetlearn_device.training.kept_state import kept_state_size
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import PLAIN
+from msgspec import UnsetType
 
 from fleetlearn_simulator.scenario.scenario import Scenario
 
@@ -21,6 +22,10 @@ PEER_RULES: Mapping[str, Rule] = {
     "[plan.privacy]": (
         lambda run: run.plan.privacy,
         "its account is of a coordinator's releases; what neighbours learn is not accounted for",
+    ),
+    "[plan.distil]": (
+        lambda run: run.plan.distil,
+        "a process beside a coordinator distils",
     ),
     'plan.round.participation = "asynchronous"': (
         lambda run: run.plan.round.asynchronous,
@@ -67,7 +72,12 @@ def peer_problems(scenario: Scenario, manifest: Manifest) -> Iterator[str]:
     for key, (has, reason) in PEER_RULES.items():
         if has(scenario):
             yield f"{key} is not for peers: {reason}"
-    if kept_state_size(manifest):
+    if not isinstance(manifest.computation, UnsetType):
+        yield (
+            f"bundle {manifest.name} is of a computation, whose sums a coordinator adds up; peers "
+            "train a model"
+        )
+    elif kept_state_size(manifest):
         yield (
             f"bundle {manifest.name} has parameters or a state that devices keep for themselves; "
             "simulated peers keep their model alone"

@@ -103,7 +103,9 @@ def _table(names: Sequence[str], outcomes: Sequence[Outcome]) -> Table:
     table = Table(title="after the last step", title_justify="left")
     for column in ("run", "topology", "neighbours", "gap", "consensus error"):
         table.add_column(column, justify="left" if column in ("run", "topology") else "right")
-    metrics = list({name: None for outcome in outcomes for name in outcome.summary["test"]})
+    measured = {name: None for outcome in outcomes for name in outcome.summary["test"]}
+    # Lines stay short: the loss is shown where it is all that there is.
+    metrics = [name for name in measured if name != "loss"] or list(measured)
     for name in metrics:
         table.add_column(f"{name}, mean model", justify="right")
         table.add_column(f"{name}, own models", justify="right")
