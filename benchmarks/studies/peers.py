@@ -46,7 +46,7 @@ DATA = {
 FEDAVG, GOSSIP, VANISHING = "FedAvg", "exponential, gossip", "exponential, 30 % vanish"
 WAYS: dict[str, dict[str, Any]] = {
     **{name: {"peers": {"topology": name}} for name in TOPOLOGIES},
-    GOSSIP: {"peers": {"topology": "exponential", "mixing": "gossip"}},
+    GOSSIP: {"peers": {"topology": "exponential", "mode": "gossip"}},
     VANISHING: {"peers": {"topology": "exponential"}, "failures": {"crash": 0.3}},
     FEDAVG: {},
 }

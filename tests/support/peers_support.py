@@ -14,7 +14,7 @@ from fleetlearn_simulator.training.backend import PerDevice, local_settings
 from fleetlearn_simulator.training.kept_rows import PEER_MODELS, RowFile
 from virtual import make_scenario
 
-OF_PEERS = ("topology", "degree", "rows", "matrix", "mixing", "local_steps", "deadline", "tested")
+OF_PEERS = ("topology", "degree", "rows", "matrix", "mode", "local_steps", "deadline", "tested")
 
 
 def scenario_of(folder: Path, bundle: Path, size: int, **settings: Any) -> Scenario:

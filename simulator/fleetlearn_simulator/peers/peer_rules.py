@@ -29,7 +29,7 @@ PEER_RULES: Mapping[str, Rule] = {
     ),
     'plan.round.participation = "asynchronous"': (
         lambda run: run.plan.round.asynchronous,
-        'a coordinator buffers updates by it; peers are asynchronous by peers.mixing = "gossip"',
+        'a coordinator buffers updates by it; peers are asynchronous by peers.mode = "gossip"',
     ),
     "plan.local.algorithm": (
         lambda run: run.plan.local.algorithm != PLAIN,
@@ -55,10 +55,10 @@ PEER_RULES: Mapping[str, Rule] = {
         lambda run: run.coordinator.crashes,
         "there is no coordinator that could die",
     ),
-    'peers.mixing = "gossip" with one-peer-exponential': (
+    'peers.mode = "gossip" with one-peer-exponential': (
         lambda run: (
             run.peers is not None
-            and (run.peers.mixing, run.peers.topology) == ("gossip", "one-peer-exponential")
+            and (run.peers.mode, run.peers.topology) == ("gossip", "one-peer-exponential")
         ),
         "gossip draws one neighbour at each meeting by itself: choose exponential",
     ),

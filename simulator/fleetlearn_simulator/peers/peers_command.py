@@ -113,7 +113,7 @@ def _table(names: Sequence[str], outcomes: Sequence[Outcome]) -> Table:
     for name, outcome in zip(names, outcomes, strict=True):
         found = outcome.summary["peers"]
         each = sum(outcome.summary["bytes"].values()) / outcome.summary["devices"]
-        words = found["topology"] + (", gossip" if found["mixing"] == "gossip" else "")
+        words = found["topology"] + (", gossip" if found["mode"] == "gossip" else "")
         table.add_row(
             name,
             words,

@@ -97,7 +97,7 @@ def simulate_peers(
         measures = _Measures(fleet, options, source.test())
         if measures.test is not None:
             measures.runtime = PerDevice(bundle, local, source, options.provider).runtime
-        does = gossip_steps if fleet.section.mixing == "gossip" else synchronous_steps
+        does = gossip_steps if fleet.section.mode == "gossip" else synchronous_steps
         rows: list[dict[str, Any]] = []
         for step in islice(does(fleet), scenario.plan.stop.rounds):
             rows.append(measures.row(len(rows), step))
@@ -176,7 +176,7 @@ def _summary(fleet: PeerFleet, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "devices": len(fleet.ids),
         "peers": {
             "topology": fleet.section.topology,
-            "mixing": fleet.section.mixing,
+            "mode": fleet.section.mode,
             "gap": spectral_gap(fleet.matrices),
             "neighbours": float(np.mean([len(m.weights) / len(m) for m in fleet.matrices])),
             "consensus": rows[-1]["peers"]["consensus"],

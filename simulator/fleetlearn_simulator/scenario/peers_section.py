@@ -24,8 +24,8 @@ class PeersSection(Section, frozen=True, kw_only=True):
     """torus: its rows. Default: the division of the peers that is nearest to a square."""
     matrix: Path | None = None
     """file: a CSV or .npy file with the weights of all pairs, a row for each peer."""
-    mixing: Literal["synchronous", "gossip"] = "synchronous"
-    """synchronous: all peers train, then all mix with their neighbours by one matrix. gossip: a
+    mode: Literal["steps", "gossip"] = "steps"
+    """steps: all peers train, then all mix with their neighbours by one matrix. gossip: a
     peer that has trained averages with one neighbour, drawn at random, and goes on."""
     local_steps: Annotated[int, Meta(ge=1, le=10**9)] | None = None
     """Most training steps between two mixings. Default: all of ``plan.local.epochs``."""

@@ -14,7 +14,7 @@ from fleetlearn_simulator.peers.peer_measures import consensus_error
 from peers_support import make_peers, scenario_of
 
 STILL: dict[str, Any] = {
-    "mixing": "gossip",
+    "mode": "gossip",
     "plan__local": {"epochs": 1, "batch_size": 10, "lr": 1e-30},
 }
 """A plan's learning rate is above 0; this one changes no bit of a parameter."""
@@ -56,7 +56,7 @@ def test_a_peer_adds_what_it_learned_to_the_model_that_it_has_by_then(
 ) -> None:
     """Peer 0 ends at 10 s and meets peer 1, whose training goes on from its first model until
     20 s."""
-    scenario = scenario_of(tmp_path, line, 2, topology="complete", mixing="gossip")
+    scenario = scenario_of(tmp_path, line, 2, topology="complete", mode="gossip")
     fleet = make_peers(scenario, tmp_path)
     fleet.models[1, OWN] += 1.0
     before = fleet.models.copy()
@@ -105,7 +105,7 @@ def test_offline_peers_are_not_met(line: Path, tmp_path: Path) -> None:
 
 def test_a_peer_alone_trains_on(line: Path, tmp_path: Path) -> None:
     noted: list[dict[str, Any]] = []
-    fleet = make_peers(scenario_of(tmp_path, line, 1, mixing="gossip"), tmp_path, noted.extend)
+    fleet = make_peers(scenario_of(tmp_path, line, 1, mode="gossip"), tmp_path, noted.extend)
     before = fleet.models.copy()
     (step,) = islice(gossip_steps(fleet), 1)
     assert (step.mixed, step.sent, noted[0]["with"]) == (1, 0, None)

@@ -39,14 +39,14 @@ def contents(scenario: Scenario, folder: Path, options: Options = ONE) -> dict[s
     return {name: (folder / name).read_bytes() for name in FILES}
 
 
-@pytest.mark.parametrize("mixing", ["synchronous", "gossip"])
-def test_the_same_seed_gives_the_same_bytes(line: Path, tmp_path: Path, mixing: str) -> None:
-    scenario = scenario_of(tmp_path, line, 12, mixing=mixing, seed=3, **MESSY)
+@pytest.mark.parametrize("mode", ["steps", "gossip"])
+def test_the_same_seed_gives_the_same_bytes(line: Path, tmp_path: Path, mode: str) -> None:
+    scenario = scenario_of(tmp_path, line, 12, mode=mode, seed=3, **MESSY)
     first = contents(scenario, tmp_path / "first")
     assert contents(scenario, tmp_path / "second") == first
     # A folder that was begun before is replaced.
     assert contents(scenario, tmp_path / "first") == first
-    other = scenario_of(tmp_path, line, 12, mixing=mixing, seed=4, **MESSY)
+    other = scenario_of(tmp_path, line, 12, mode=mode, seed=4, **MESSY)
     assert contents(other, tmp_path / "other") != first
     causes = {cause for row in read_rows(tmp_path / "first", ROUNDS) for cause in row["causes"]}
     assert {"train", "crash"} & causes
@@ -54,11 +54,11 @@ def test_the_same_seed_gives_the_same_bytes(line: Path, tmp_path: Path, mixing: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["bundle", "vectorized"])
-@pytest.mark.parametrize("mixing", ["synchronous", "gossip"])
+@pytest.mark.parametrize("mode", ["steps", "gossip"])
 def test_the_number_of_processes_changes_no_byte(
-    softmax: Path, tmp_path: Path, mixing: str, backend: str
+    softmax: Path, tmp_path: Path, mode: str, backend: str
 ) -> None:
-    scenario = scenario_of(tmp_path, softmax, 40, mixing=mixing, **MESSY)
+    scenario = scenario_of(tmp_path, softmax, 40, mode=mode, **MESSY)
     alone = contents(scenario, tmp_path / "one", Options(backend=backend, workers=1))
     several = contents(scenario, tmp_path / "three", Options(backend=backend, workers=3))
     assert several == alone
@@ -135,8 +135,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "plan.encoding.up": {"plan__encoding": {"up": "float16"}},
     "failures.corrupt": {"failures": {"corrupt": [{"share": 0.1, "kind": "flipped"}]}},
     "coordinator.crashes": {"coordinator": {"crashes": [3.0]}},
-    'peers.mixing = "gossip" with one-peer-exponential': {
-        "peers": {"mixing": "gossip", "topology": "one-peer-exponential"}
+    'peers.mode = "gossip" with one-peer-exponential': {
+        "peers": {"mode": "gossip", "topology": "one-peer-exponential"}
     },
 }
 
