@@ -3,6 +3,9 @@ its own makes with the same devices, bit for bit, whoever dies."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from fleetlearn_device.training.data import as_data, load_npz
 from fleetlearn_device.training.train import evaluate_data
 from fleetlearn_protocol import open_bundle
 from peers import plan_text
-from processes import Processes, free_port, processes, service_file, wait_for
+from processes import ROOT, Processes, free_port, processes, service_file, wait_for
 
 CRASH = Path(__file__).with_name("crash_coordinator.py")
 DEVICES = {"cnn": ("a", "b"), "mlp": ("c", "d"), "linear": ("e", "f")}
@@ -160,3 +163,14 @@ def test_each_member_is_measured_on_held_out_data(
     assert result["metrics"]["accuracy"] == pytest.approx(sum(expected.values()) / 3)
     assert result["metrics"]["accuracy"] >= 0.6
     assert "; linear: loss" in run.log("coordinator")
+
+
+@pytest.mark.slow
+def test_the_example_shows_what_each_member_learns(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "examples.family", "--rounds", "4", "--output", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "phone-1 was killed in its first task" in done.stdout
+    found = re.findall(r"^(\w+): accuracy ([\d.]+) on the held-out digits$", done.stdout, re.M)
+    assert [member for member, _ in found] == ["cnn", "mlp", "linear"]
+    assert all(float(accuracy) > 0.6 for _, accuracy in found)

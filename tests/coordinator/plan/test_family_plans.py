@@ -57,6 +57,13 @@ def test_a_family_of_one_is_a_family() -> None:
     assert parse(f'{HEAD}{TAIL}[family.only]\nbundle = "o.bundle"\n').is_family
 
 
+def test_the_example_is_a_family_with_a_member_for_every_device() -> None:
+    plan = Plan.load(Path(__file__).parents[3] / "examples" / "family.toml")
+    assert [*plan.members] == ["cnn", "mlp", "linear"]
+    last = plan.family["linear"]
+    assert (last.memory, last.tags) == (None, ())
+
+
 def test_where_a_family_s_run_is_can_be_read_without_the_rest(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(HEAD + FAMILY + "[round]\ngoal = 0\n")
     assert read_place(tmp_path / "plan.toml").data_dir == tmp_path / "a.run"
