@@ -223,6 +223,16 @@ class Members:
         """Return the state of each member."""
         return state.members or (state,)
 
+    def remarks(self, plan: Plan) -> list[str]:
+        """Say what the bundles have and the plan does not use, for the log."""
+        found = dict[str, list[str]]()
+        for member in self.all:
+            for remark in plan.remarks(member.bundle.manifest):
+                found.setdefault(remark, []).append(member.name)
+        if not self.is_family:
+            return [*found]
+        return [f"{', '.join(names)}: {remark}" for remark, names in found.items()]
+
     def bundles(self) -> Iterable[Bundle]:
         """Return the bundles, each once."""
         return {member.bundle.sha256: member.bundle for member in self.all}.values()

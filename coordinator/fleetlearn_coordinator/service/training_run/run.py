@@ -123,7 +123,7 @@ class Run:
         """Who is told what happens."""
         self.observers.add(EventLog(self.log, plan))
         self.members = members = Members(plan, bundles or open_bundles(plan, bundle))
-        for remark in plan.remarks(bundle.manifest):
+        for remark in members.remarks(plan):
             self.log.warning("%s", remark)
         changes, row = look_at_plan(plan, store.ledger)
         if changes:

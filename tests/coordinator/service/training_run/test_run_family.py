@@ -3,6 +3,7 @@ models."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -112,6 +113,15 @@ def test_members_of_tasks_that_are_over_are_forgotten(tmp_path: Path) -> None:
     members = fleet.run.members
     assert members.of_task(tasks["c"].task).name == "small"
     assert members.of_task("unknown").name == "large"
+
+
+def test_what_the_plan_does_not_use_is_said_of_each_member(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = family_plan(tmp_path, "fedprox", **ALL, local__mu=0)
+    with caplog.at_level(logging.WARNING):
+        Fleet(plan, MEMORY).store.close()
+    assert "large, small: local.mu = 0: recipe fedprox without its proximal term" in caplog.text
 
 
 # Other models in the place of the averaged ones
