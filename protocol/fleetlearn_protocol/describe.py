@@ -29,6 +29,7 @@ from fleetlearn_protocol import (
     messages,
     peer_messages,
     preprocessing,
+    quality_messages,
 )
 from fleetlearn_protocol.computations import settings as computations
 from fleetlearn_protocol.computations.boosting_settings import BoostColumn
@@ -118,6 +119,7 @@ def tables() -> dict[str, str]:
             _struct(kind, "### ") for kind in (exchanges.FitQuestion, exchanges.FitAnswer)
         ),
         "from-peer": "\n".join(_message(kind) for kind in get_args(peer_messages.FromPeer)),
+        "quality": _struct(quality_messages.QualityAnswer, "### "),
         "codes": _table(
             ("code", "meaning"),
             [(f"`{code.value}`", _notes(errors)[f"Code.{code.name}"]) for code in errors.Code],

@@ -22,6 +22,7 @@ from fleetlearn_protocol.messages import (
     Question,
     Reply,
 )
+from fleetlearn_protocol.quality_messages import QUALITY, QualityAnswer
 from fleetlearn_protocol.secure.pairwise_messages import (
     PAIRWISE,
     PairwiseAnswer,
@@ -83,6 +84,7 @@ EXCHANGE_KINDS: dict[str, ExchangeKind] = {
     EVALUATION: ExchangeKind(NoContent, Evaluation, (MODEL,)),
     PAIRWISE: ExchangeKind(PairwiseQuestion, PairwiseAnswer),
     FIT: ExchangeKind(FitQuestion, FitAnswer, listed="models"),
+    QUALITY: ExchangeKind(NoContent, QualityAnswer, (MODEL,)),
 }
 """Name of a kind -> what its messages hold."""
 

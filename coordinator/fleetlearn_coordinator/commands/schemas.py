@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from fleetlearn_coordinator.commands.data_quality import QualityView
 from fleetlearn_coordinator.plan.privacy_statement import PrivacyStatement
 from fleetlearn_coordinator.secure.helper_views import HelperView
 from fleetlearn_coordinator.service.backup_manifest import BackupManifest
@@ -48,6 +49,7 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     "doctor": (list[CheckView],),
     "init": (FilesView,),
     "privacy": (PrivacyStatement,),
+    "data-quality": (QualityView,),
     "enrol": (TokenView,),
     "revoke": (OperationView,),
     "pause": (OperationView,),

@@ -42,6 +42,7 @@ GROUPS: dict[str, tuple[Listed, ...]] = {
         Listed("devices", "look", "The devices: last seen, tasks, last error"),
         Listed("models", "models", "The versions of the model, and their metrics"),
         Listed("result", "computations", "What a run without a model found, as statistics"),
+        Listed("data-quality", "data_quality", "Whose data look unlike the others'"),
         Listed("compare-models", "models", "How far two versions of the model are apart"),
         Listed("view", "view", "The live page over records, while nobody serves"),
         Listed("tail", "tail", "What happens, as it happens"),

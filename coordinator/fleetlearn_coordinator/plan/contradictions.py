@@ -18,6 +18,7 @@ from fleetlearn_coordinator.plan.model_rules import MODEL_RULES, STOP_RULES
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.plan_rule import broken
 from fleetlearn_coordinator.plan.privacy_rules import privacy_contradictions
+from fleetlearn_coordinator.plan.quality_rules import QUALITY_RULES
 from fleetlearn_coordinator.plan.round_rules import ROUND_RULES, WEIGHT_RULES
 from fleetlearn_coordinator.plan.secure_rules import secure_contradictions
 
@@ -26,6 +27,7 @@ def contradictions(plan: PlanKeys) -> Iterable[str]:
     """Yield what of the plan contradicts itself, each with what it takes."""
     round_ = plan.round
     yield from broken(CLUSTERS_RULES, plan)
+    yield from broken(QUALITY_RULES, plan)
     yield from broken(FAMILY_RULES, plan)
     yield from broken(COMPUTATION_RULES, plan)
     yield from privacy_contradictions(plan)

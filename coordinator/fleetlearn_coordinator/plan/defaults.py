@@ -14,6 +14,7 @@ from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS
 from fleetlearn_coordinator.plan.family_section import fill_family
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
 from fleetlearn_coordinator.plan.privacy_defaults import fill_privacy, prepare_private_rounds
+from fleetlearn_coordinator.plan.quality_section import fill_quality
 from fleetlearn_coordinator.plan.recipes import RECIPES, Recipe
 from fleetlearn_coordinator.plan.sections import CONCURRENCY, DEADLINE, OPTIONAL, SECTIONS
 from fleetlearn_coordinator.plan.secure_section import fill_secure, prepare_secure_rounds
@@ -84,6 +85,8 @@ def fill_defaults(raw: dict[str, Any]) -> None:
         fill_privacy(privacy, recipe.mechanism or "gaussian", round_, stop)
     if isinstance(secure, dict):
         fill_secure(secure, round_, privacy)
+    if isinstance(quality := raw.get("quality"), dict):
+        fill_quality(quality, round_, DEADLINE)
 
 
 def _refuse_unknown(key: str, name: object, table: Collection[str], what: str) -> None:

@@ -36,6 +36,7 @@ from fleetlearn_coordinator.plan.family_section import FamilyMember
 from fleetlearn_coordinator.plan.pairwise_rules import pairwise_settings
 from fleetlearn_coordinator.plan.plan_for_bundle import PlanError, PlanForBundle
 from fleetlearn_coordinator.plan.privacy_terms import check_budget, privacy_rules
+from fleetlearn_coordinator.plan.quality_section import quality_settings
 from fleetlearn_coordinator.plan.sections import SECTIONS
 from fleetlearn_coordinator.plan.secure_rules import fixed_point
 from fleetlearn_coordinator.plan.selection_section import NESTED
@@ -152,6 +153,7 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
                 self.evaluation.minimum,
                 self.evaluation.deadline,
             ),
+            quality=quality_settings(self.quality),
             pairwise=pairwise_settings(self),
             fit=self._fit_settings,
             separation=0 if self.privacy is None else self.privacy.separation,

@@ -16,6 +16,7 @@ from fleetlearn_coordinator.plan.distil_section import DistilSection
 from fleetlearn_coordinator.plan.family_section import FamilyMember, MemberName
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, LocalAlgorithm
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
+from fleetlearn_coordinator.plan.quality_section import QualitySection
 from fleetlearn_coordinator.plan.sections import (
     Aggregation,
     EncodingSection,
@@ -66,6 +67,7 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     privacy: PrivacySection | None = None
     """Default: no differential privacy."""
     secure: SecureSection | None = None
+    quality: QualitySection | None = None
     """Default: the coordinator sees each update."""
     family: dict[MemberName, FamilyMember] = msgspec.field(default_factory=dict)
     """The run's several models by name, in the order of preference. Empty: it has the one of

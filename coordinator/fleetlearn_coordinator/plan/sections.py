@@ -19,6 +19,7 @@ from fleetlearn_coordinator.aggregation.weighing.norm_bound import NormBound
 from fleetlearn_coordinator.plan.clusters_section import ClustersSection
 from fleetlearn_coordinator.plan.distil_section import DistilSection
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
+from fleetlearn_coordinator.plan.quality_section import QualitySection
 from fleetlearn_coordinator.plan.secure_section import SecureSection
 from fleetlearn_coordinator.plan.selection_section import SelectionSection
 from fleetlearn_coordinator.plan.toml_errors import Positive, Section
@@ -342,6 +343,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "secure": SecureSection,
     "distil": DistilSection,
     "clusters": ClustersSection,
+    "quality": QualitySection,
 }
-OPTIONAL = ("privacy", "secure", "distil", "clusters")
+OPTIONAL = ("privacy", "secure", "distil", "clusters", "quality")
 """Sections without which a plan is another plan, and not the same with defaults."""

@@ -1,10 +1,9 @@
-"""Whose features are unlike the fleet's, from sums alone: count, sum and sum of squares of each
-feature on each device."""
+"""Whose features are unlike the fleet's, from the moments of each feature on each device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import log, sqrt
+from math import log10, sqrt
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -17,16 +16,17 @@ FEWEST_ROWS = 8
 What = Literal["mean", "spread", "missing"]
 
 
-class FeatureSums(NamedTuple):
-    """What a device says of its features. Missing values (NaN) are counted, and are in no sum."""
+class FeatureMoments(NamedTuple):
+    """What a device says of its features, each (F,). Values that are missing (not finite) are
+    counted, and are in no moment."""
 
     rows: int
     missing: NDArray[np.int64]
-    """(F,)"""
-    sums: NDArray[np.float64]
-    """(F,)"""
-    squares: NDArray[np.float64]
-    """(F,)"""
+    means: NDArray[np.float64]
+    variances: NDArray[np.float64]
+    """Of the population: means of squared distances from the mean."""
+    fourths: NDArray[np.float64]
+    """Means of the fourth powers of these distances."""
 
 
 class Drift(NamedTuple):
@@ -35,12 +35,12 @@ class Drift(NamedTuple):
     device: str
     feature: int
     what: What
-    """``spread``: the natural logarithm of the standard deviation."""
+    """``spread``: the standard deviation."""
     found: Unlikeness
     """With the p-value corrected for all devices and features."""
 
 
-def feature_drifts(fleet: Mapping[str, FeatureSums], alarm: float) -> list[Drift]:
+def feature_drifts(fleet: Mapping[str, FeatureMoments], alarm: float) -> list[Drift]:
     """Return the features whose corrected p-value is below ``alarm``, the surest first."""
     looked = [
         Drift(device, feature, what, unlike)
@@ -52,12 +52,12 @@ def feature_drifts(fleet: Mapping[str, FeatureSums], alarm: float) -> list[Drift
     drifts = [
         each._replace(found=each.found._replace(log10_p=p))
         for each, p in zip(looked, p_values, strict=True)
-        if p < log(alarm) / log(10.0)
+        if p < log10(alarm)
     ]
     return sorted(drifts, key=lambda each: (each.found.log10_p, -abs(each.found.deviations)))
 
 
-def _looked_at(fleet: Mapping[str, FeatureSums]) -> list[What]:
+def _looked_at(fleet: Mapping[str, FeatureMoments]) -> list[What]:
     """Return what of the features is judged. Each number that is looked at makes all p-values
     larger: where no value is missing anywhere, that is not looked at."""
     if any(each.missing.any() for each in fleet.values()):
@@ -65,32 +65,52 @@ def _looked_at(fleet: Mapping[str, FeatureSums]) -> list[What]:
     return ["mean", "spread"]
 
 
-def _numbers(fleet: Mapping[str, FeatureSums], what: What) -> list[dict[str, DeviceFigure]]:
+def _numbers(fleet: Mapping[str, FeatureMoments], what: What) -> list[dict[str, DeviceFigure]]:
     """Return feature -> device -> its number."""
-    features = max((len(each.sums) for each in fleet.values()), default=0)
-    found: list[dict[str, DeviceFigure]] = [{} for _ in range(features)]
-    for device, sums in fleet.items():
-        for feature in range(len(sums.sums)):
-            number = _number(sums, feature, what)
-            if number is not None:
-                found[feature][device] = number
-    return found
+    features = max((len(each.means) for each in fleet.values()), default=0)
+    return [_numbers_of(fleet, feature, what) for feature in range(features)]
 
 
-def _number(sums: FeatureSums, feature: int, what: What) -> DeviceFigure | None:
-    missing = int(sums.missing[feature])
-    rows = sums.rows - missing
+def _numbers_of(
+    fleet: Mapping[str, FeatureMoments], feature: int, what: What
+) -> dict[str, DeviceFigure]:
+    rows = {
+        device: each.rows - (0 if what == "missing" else int(each.missing[feature]))
+        for device, each in fleet.items()
+        if feature < len(each.means)
+    }
+    judged = {device: fleet[device] for device, count in rows.items() if count >= FEWEST_ROWS}
     if what == "missing":
-        if sums.rows < FEWEST_ROWS:
-            return None
-        share = missing / sums.rows
-        return DeviceFigure(share, sqrt(share * (1 - share) / sums.rows))
-    if rows < FEWEST_ROWS:
-        return None
-    mean = float(sums.sums[feature]) / rows
-    variance = max(0.0, float(sums.squares[feature]) / rows - mean * mean) * rows / (rows - 1)
+        shares = {device: each.missing[feature] / each.rows for device, each in judged.items()}
+        return {
+            device: DeviceFigure(share, sqrt(share * (1 - share) / rows[device]))
+            for device, share in shares.items()
+        }
     if what == "mean":
-        return DeviceFigure(mean, sqrt(variance / rows))
-    # A sensor that always says the same has no spread: as far below the others as float32 tells.
-    deviation = max(sqrt(variance), 1e-7 * max(1.0, abs(mean)))
-    return DeviceFigure(log(deviation), 1 / sqrt(2 * (rows - 1)))
+        return {
+            device: DeviceFigure(
+                float(each.means[feature]), sqrt(each.variances[feature] / (rows[device] - 1))
+            )
+            for device, each in judged.items()
+        }
+    return _spreads(judged, rows, feature)
+
+
+def _spreads(
+    judged: Mapping[str, FeatureMoments], rows: Mapping[str, int], feature: int
+) -> dict[str, DeviceFigure]:
+    """Return the standard deviations. The error of one follows from the fleet's kurtosis k: s
+    sqrt((k - 1) / n) / 2 (the delta method). So a value that is rare, as ink is in the corner of an
+    image, accuses nobody who has none of it. Empty where most devices always have the same value:
+    nobody knows then how much is usual."""
+    variances = {device: float(each.variances[feature]) for device, each in judged.items()}
+    if sum(each > 0 for each in variances.values()) <= len(variances) / 2:
+        return {}
+    every = sum(rows[device] for device in judged)
+    within = sum(rows[device] * variances[device] for device in judged) / every
+    fourth = sum(rows[device] * float(judged[device].fourths[feature]) for device in judged) / every
+    kurtosis = max(1.0, fourth / within**2)
+    return {
+        device: DeviceFigure(sqrt(variance), sqrt(within * (kurtosis - 1) / rows[device]) / 2)
+        for device, variance in variances.items()
+    }

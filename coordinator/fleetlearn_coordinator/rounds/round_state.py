@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.exchanges import FIT
+from fleetlearn_protocol.quality_messages import QUALITY
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE
 
 from fleetlearn_coordinator.rounds import stop_rules
@@ -29,6 +30,9 @@ from fleetlearn_coordinator.rounds.training_tasks import TrainingTasks
 
 EXCHANGE_POLICIES: dict[str, Callable[[Settings], ExchangePolicy | None]] = {
     EVALUATION: lambda rule: EvaluationPolicy(rule.evaluation),
+    QUALITY: lambda rule: (
+        None if rule.quality is None else EvaluationPolicy(rule.quality, QUALITY, "q")
+    ),
     PAIRWISE: lambda rule: None if rule.pairwise is None else PairwisePolicy(rule.pairwise),
     FIT: lambda rule: None if rule.fit is None else FitPolicy(rule.fit),
 }

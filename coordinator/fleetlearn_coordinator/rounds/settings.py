@@ -131,6 +131,8 @@ class Settings(NamedTuple):
     pace: PaceSettings | None = None
     """None: all devices stay connected."""
     evaluation: EvaluationSettings = EvaluationSettings()
+    quality: EvaluationSettings | None = None
+    """Looks at the devices' data, as evaluations are; None: there are none."""
     pairwise: PairwiseSettings | None = None
     """None: devices agree on no masks."""
     fit: FitSettings | None = None

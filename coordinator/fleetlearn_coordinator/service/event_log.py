@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fleetlearn_protocol.epsilon_text import budget_text, share_text, spent_text
+from fleetlearn_protocol.quality_messages import QUALITY
 
 from fleetlearn_coordinator.aggregation.round_summary import (
     describe,
@@ -217,5 +218,17 @@ def describe_evaluation(summary: Mapping[str, Any]) -> str:
     )
 
 
-DESCRIBE: dict[str, Callable[[Mapping[str, Any]], str]] = {EVALUATION: describe_evaluation}
+def describe_look(summary: Mapping[str, Any]) -> str:
+    """Return in one line what a look at devices' data found."""
+    found = [*summary.get("features", ()), *summary.get("losses", ())]
+    devices = dict.fromkeys(each["device"] for each in found)
+    devices |= dict.fromkeys(summary.get("not_finite", ()))
+    named = f"unlike the others: {', '.join(devices)}" if devices else "none is unlike the others"
+    return f"{describe_answers(summary)}; {named} (fleetlearn-coordinator data-quality says more)"
+
+
+DESCRIBE: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    EVALUATION: describe_evaluation,
+    QUALITY: describe_look,
+}
 """Kind of exchange -> what makes one line of its summary, where ``describe_answers`` says less."""

@@ -33,6 +33,7 @@ from fleetlearn_protocol.messages import (
     VectorReference,
     encode,
 )
+from fleetlearn_protocol.quality_messages import QUALITY, QualityAnswer
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE, PairwiseAnswer
 from fleetlearn_protocol.vector import Vector, digest
 
@@ -57,6 +58,7 @@ from fleetlearn_device.training.algorithms import (
 )
 from fleetlearn_device.training.computing import check_computation, compute
 from fleetlearn_device.training.data import ArrayData, Data
+from fleetlearn_device.training.data_quality import measure_features
 from fleetlearn_device.training.features import FeatureCache, FeatureData, graphs_of
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.local_noise import withheld
@@ -306,6 +308,22 @@ class Trainer:
             raise OutOfTimeError(
                 f"the measurement took longer than the {seconds:.3g} s that were left"
             ) from error
+
+    def look_at_data(self, task: Question, seconds: float) -> QualityAnswer:
+        """Return the moments of the features of the device's training examples, and the question's
+        model measured as in ``evaluate``, in at most ``seconds``."""
+        end = time.monotonic() + seconds
+        try:
+            evaluation = self.evaluate(task, seconds)
+        except DivergedError:  # that there are values that are not finite is an answer too
+            evaluation = None
+        assert self._opened is not None  # by ``evaluate``
+        inputs = self._opened[0].manifest.batch
+        data = self._data.of(self._opened[0].manifest).training.fit(inputs)
+        with self._within(seconds):
+            return measure_features(
+                data, inputs, evaluation, lambda: self.halt.is_set() or time.monotonic() > end
+            )
 
     def agree_on_masks(self, task: Question, seconds: float) -> PairwiseAnswer:
         """Return what the device says in the session of a round."""
@@ -734,6 +752,7 @@ def _warn_of_checkpoint(task: Task, what: str) -> None:
 
 ANSWERS: dict[str, Callable[[Trainer, Question, float], msgspec.Struct]] = {
     EVALUATION: Trainer.evaluate,
+    QUALITY: Trainer.look_at_data,
     PAIRWISE: Trainer.agree_on_masks,
     FIT: Trainer.fit,
 }

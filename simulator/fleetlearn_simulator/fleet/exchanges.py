@@ -11,6 +11,7 @@ from fleetlearn_coordinator.plan.pairwise_rules import graph_for
 from fleetlearn_coordinator.rounds.commands import Ask, Command, ExchangeClosed, ExchangeOpened
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_protocol.exchanges import EXCHANGE_KINDS
+from fleetlearn_protocol.quality_messages import QUALITY
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE
 
 from fleetlearn_simulator.errors import SimulatorError
@@ -18,6 +19,7 @@ from fleetlearn_simulator.fleet.device_names import device_of
 from fleetlearn_simulator.fleet.device_tasks import DeviceTasks
 from fleetlearn_simulator.fleet.evaluations import EVALUATIONS
 from fleetlearn_simulator.fleet.events import EventQueue
+from fleetlearn_simulator.fleet.looks import LOOKS
 from fleetlearn_simulator.fleet.pairwise import PAIRWISE_MASKS
 from fleetlearn_simulator.fleet.pairwise_circle import circle_order, lacking_shares
 from fleetlearn_simulator.fleet.simulated_exchange import Answers, OpenExchange, SimulatedExchange
@@ -25,7 +27,11 @@ from fleetlearn_simulator.population.failures import CAUSES, sample_answer_fates
 from fleetlearn_simulator.population.traits import Ints
 from fleetlearn_simulator.training.backend import RoundInputs
 
-EXCHANGES: dict[str, SimulatedExchange] = {EVALUATION: EVALUATIONS, PAIRWISE: PAIRWISE_MASKS}
+EXCHANGES: dict[str, SimulatedExchange] = {
+    EVALUATION: EVALUATIONS,
+    QUALITY: LOOKS,
+    PAIRWISE: PAIRWISE_MASKS,
+}
 """Kind of exchange -> what simulated devices do in it. Each kind of the engine has a row."""
 
 

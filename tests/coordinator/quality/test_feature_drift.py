@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.quality.feature_drift import FeatureSums, feature_drifts
+from fleetlearn_coordinator.quality.feature_drift import FeatureMoments, feature_drifts
 
 Rows = list[np.ndarray]
 
 
-def sums_of(rows: np.ndarray) -> FeatureSums:
-    present = np.nan_to_num(rows)
-    missing = np.isnan(rows).sum(axis=0)
-    return FeatureSums(len(rows), missing, present.sum(axis=0), (present**2).sum(axis=0))
+def moments_of(rows: np.ndarray) -> FeatureMoments:
+    means = np.nanmean(rows, axis=0)
+    away = rows - means
+    powers = (np.nanmean(away**order, axis=0) for order in (2, 4))
+    return FeatureMoments(len(rows), np.isnan(rows).sum(axis=0), means, *powers)
 
 
 def hospitals(seed: int, count: int = 4) -> Rows:
@@ -21,7 +22,7 @@ def hospitals(seed: int, count: int = 4) -> Rows:
 
 
 def drifts(rows: Rows, alarm: float = 0.01) -> list[tuple[str, int, str]]:
-    fleet = {f"hospital-{place}": sums_of(each) for place, each in enumerate(rows)}
+    fleet = {f"hospital-{place}": moments_of(each) for place, each in enumerate(rows)}
     return [(each.device, each.feature, each.what) for each in feature_drifts(fleet, alarm)]
 
 
@@ -36,7 +37,7 @@ def test_the_damaged_sensor_is_found_and_it_alone(seed: int) -> None:
 def test_how_far_and_how_sure() -> None:
     rows = hospitals(1)
     rows[2][:, 1] += 4
-    fleet = {f"{place}": sums_of(each) for place, each in enumerate(rows)}
+    fleet = {f"{place}": moments_of(each) for place, each in enumerate(rows)}
     (found,) = feature_drifts(fleet, 0.01)
     assert found.found.value == pytest.approx(4, abs=0.2)
     assert found.found.others == pytest.approx(0, abs=0.1)
@@ -70,3 +71,15 @@ def test_a_feature_that_only_some_devices_have_is_compared_among_these() -> None
     wide = [np.hstack([each, each[:, :1]]) for each in hospitals(5, 5)]
     wide[0][:, 2] += 9
     assert drifts([*wide, *hospitals(6, 3)]) == [("hospital-0", 2, "mean")]
+
+
+def test_a_rare_value_accuses_nobody() -> None:
+    """Ink in the corner of an image: most devices have some, one by chance has none; in another
+    corner one alone has any."""
+    generator = np.random.default_rng(8)
+    rows = [(generator.random((140, 40)) < 0.01).astype(float) for _ in range(10)]
+    rows[7][:, 3] = 0.0
+    for each in rows:
+        each[:, 5] = 0.0
+    rows[2][7, 5] = 1.0
+    assert drifts(rows) == []

@@ -17,6 +17,7 @@ import msgspec
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.exchanges import FIT
 from fleetlearn_protocol.messages import UPDATE, Reply, Report, SecureTask
+from fleetlearn_protocol.quality_messages import QUALITY
 from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE, UNMASKING
 
@@ -64,6 +65,7 @@ from fleetlearn_coordinator.service.training_run.members import Members, open_bu
 from fleetlearn_coordinator.service.training_run.participations import take_up_participations
 from fleetlearn_coordinator.service.training_run.plan_changes import look_at_plan
 from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget, summary_of
+from fleetlearn_coordinator.service.training_run.quality_records import QualityRecords
 from fleetlearn_coordinator.service.training_run.remembered_pace import pace_rows, restore_pace
 from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
 from fleetlearn_coordinator.service.training_run.resume import GivenUp, take_up_rounds
@@ -97,6 +99,7 @@ def _pairwise_records(plan: Plan, members: Members, store: Store) -> ExchangeRec
 
 EXCHANGE_RECORDS: dict[str, Callable[[Plan, Members, Store], ExchangeRecords]] = {
     EVALUATION: EvaluationRecords,
+    QUALITY: QualityRecords,
     PAIRWISE: _pairwise_records,
     FIT: FitRecords,
 }

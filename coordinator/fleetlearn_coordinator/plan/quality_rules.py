@@ -1,0 +1,62 @@
+"""What of a plan does not go together with [quality]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fleetlearn_coordinator.plan.plan_keys import PlanKeys
+from fleetlearn_coordinator.plan.plan_rule import PlanRule
+from fleetlearn_coordinator.plan.quality_section import QualitySection
+
+ABOUT_DEVICES = "[quality] is about what single devices have"
+
+
+def _quality_rule(
+    breaks: Callable[[PlanKeys, QualitySection], object],
+    text: Callable[[PlanKeys, QualitySection], str],
+) -> PlanRule:
+    """Return a rule that only plans with [quality] must keep."""
+    return PlanRule(
+        lambda plan: plan.quality is not None and breaks(plan, plan.quality),
+        lambda plan: "" if plan.quality is None else text(plan, plan.quality),
+    )
+
+
+QUALITY_RULES = (
+    _quality_rule(
+        lambda plan, quality: plan.privacy is not None,
+        lambda plan, quality: (
+            f"[quality] with [privacy]: {ABOUT_DEVICES}, and nothing of that may be told. Look at "
+            "the data in a run of its own without [privacy], whose devices' owners agree to it"
+        ),
+    ),
+    _quality_rule(
+        lambda plan, quality: plan.secure is not None,
+        lambda plan, quality: (
+            f"[quality] with [secure]: {ABOUT_DEVICES}, which the coordinator is not to know. Look "
+            "at the data in a run of its own without [secure], whose devices' owners agree to it"
+        ),
+    ),
+    _quality_rule(
+        lambda plan, quality: plan.is_family,
+        lambda plan, quality: (
+            "[quality] with several models: devices are compared by the loss of one model on their "
+            "data. Leave [quality] or [family] out"
+        ),
+    ),
+    _quality_rule(
+        lambda plan, quality: plan.algorithm.computes,
+        lambda plan, quality: (
+            f'recipe = "{plan.recipe}" with [quality]: the bundle has no model that devices could '
+            "measure. Leave [quality] out; what a statistics run finds says how the data are "
+            "distributed"
+        ),
+    ),
+    _quality_rule(
+        lambda plan, quality: quality.minimum > quality.devices,
+        lambda plan, quality: (
+            f"quality.minimum = {quality.minimum} is more than quality.devices = {quality.devices}"
+        ),
+    ),
+)
+"""Each with its reason."""
