@@ -13,7 +13,6 @@ docs/operate/data-quality.md says how a plan asks for it.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,11 +28,10 @@ from fleetlearn_simulator.results.run_folder import exchanges_file, read_rows
 from fleetlearn_simulator.run import Options, simulate
 from fleetlearn_simulator.scenario.scenario import Scenario
 from hospitals import HOSPITALS, SETUPS, export
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
-
-sys.path.append(str(Path(__file__).parents[2] / "examples"))
-import digits
 
 DAMAGED = ("d00000002", 1)
 """The device and the feature."""
@@ -95,8 +93,18 @@ def hospitals_row(bundle: Bundle, setup: str, seeds: int, folder: Path) -> dict[
     return row
 
 
+def scans() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return scikit-learn's digits: x from 0 to 1, (n, 64), and y."""
+    x, y = load_digits(return_X_y=True)
+    return (x / 16).astype(np.float32), y.astype(np.int64)
+
+
+def accuracy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (outputs.argmax(1) == y).to(torch.float32).mean()
+
+
 def digits_bundle(folder: Path) -> Bundle:
-    x, y = digits.data()[:2]
+    x, y = scans()
     torch.manual_seed(1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     with warnings.catch_warnings():
@@ -106,14 +114,14 @@ def digits_bundle(folder: Path) -> Bundle:
             functional.cross_entropy,
             (torch.from_numpy(x[:4]), torch.from_numpy(y[:4])),
             folder / "digits.bundle",
-            metrics={"accuracy": digits.accuracy},
+            metrics={"accuracy": accuracy},
         ).bundle
 
 
 def labels_look(bundle: Bundle, share: float, seed: int, folder: Path) -> dict[str, Any]:
     """Return the look at ten devices with 140 digits each."""
     generator = np.random.default_rng(seed)
-    x, y = digits.data()[:2]
+    x, y = scans()
     order = generator.permutation(len(y))[: DEVICES * 140]
     x, y = x[order], y[order].copy()
     device = np.repeat(np.arange(DEVICES), 140)
@@ -121,7 +129,8 @@ def labels_look(bundle: Bundle, share: float, seed: int, folder: Path) -> dict[s
     y[wrong] = (y[wrong] + generator.integers(1, 10, int(wrong.sum()))) % 10
     arrays = folder.with_suffix(".npz")
     names = [each.name for each in bundle.manifest.batch]
-    np.savez(arrays, **dict(zip(names, (x, y), strict=True)), device=device)
+    columns: dict[str, Any] = {**dict(zip(names, (x, y), strict=True)), "device": device}
+    np.savez(arrays, **columns)
     plan = PLAN | {
         "bundle": str(bundle.path),
         "local": {"epochs": 5, "batch_size": 20, "lr": 0.1},

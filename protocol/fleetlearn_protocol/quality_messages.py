@@ -41,12 +41,14 @@ class QualityAnswer(msgspec.Struct, frozen=True):
     evaluation: Evaluation | None = None
     """The model measured on the same examples. null: its loss there is not finite."""
 
-    def __post_init__(self) -> None:
-        """Raise ValueError (msgspec makes it a ValidationError) where the lists do not fit."""
+    @property
+    def contradiction(self) -> str | None:
+        """What of the answer does not fit together; None if all does."""
         lists = self.missing, self.means, self.variances, self.fourths
         if len({*map(len, lists)}) > 1:
-            raise ValueError("missing, means, variances and fourths must have the same length")
+            return "missing, means, variances and fourths have different lengths"
         if max(self.missing, default=0) > self.rows:
-            raise ValueError("more values are missing than there are rows")
+            return "more values are missing than there are examples"
         if min(*self.variances, *self.fourths, 0.0, 0.0) < 0:
-            raise ValueError("a mean of even powers is below 0")
+            return "a mean of even powers is below 0"
+        return None

@@ -21,8 +21,8 @@ from fleetlearn_device.training.train import (
     StoppedError,
 )
 
-LARGEST = 1e300
-"""Moments beyond are cut: a message has no infinity, and nothing is told by more."""
+LARGEST = 1e30
+"""Moments beyond are cut: no number of a message is larger."""
 
 
 def features_of(batch: NDArray[Any]) -> NDArray[np.float64]:
