@@ -105,7 +105,11 @@ def bars(values: Sequence[float]) -> str:
 def run_lines(run: RunView, now: float) -> list[str]:
     """Return where a run stands, in lines."""
     state = f"running at {run.address}" if run.running else "not running"
-    lines = [f"{run.finished or 'not finished'}; {state}; model version {run.version}"]
+    computed = next((row for row in reversed(run.rounds) if "computation" in row.summary), None)
+    newest = f"model version {run.version}" if computed is None else many(run.version, "round")
+    lines = [f"{run.finished or 'not finished'}; {state}; {newest}"]
+    if computed is not None and run.finished is None:
+        lines.append(computed.summary["computation"])
     if not run.running and run.finished is None and run.seen is not None:
         why = f"the coordinator was stopped at {date(run.seen)}"
         if run.live.get("pid") is not None:
@@ -246,14 +250,16 @@ def rounds_table(rounds: Sequence[RoundView], now: float, width: int) -> Table:
     told = not narrow or any(row.outcome != "committed" for row in rounds)
     outcome, seconds = ["outcome"] * told, ["seconds"] * (not narrow)
     private = ["epsilon"] * any("privacy" in row.summary for row in rounds)
-    last = [*metrics, "change", *private, *seconds]
+    # The state of a computation does not move by a distance that says anything.
+    change = ["change"] * (not all("computation" in row.summary for row in rounds))
+    last = [*metrics, *change, *private, *seconds]
     columns = ("round", "ended", *outcome, "reports", "dropped", *last)
     table = plain_table(*columns, wraps="dropped")
     for row in rounds:
         values = (f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in metrics)
         table.add_row(
             str(row.number), clock(row.closed, now), *([row.outcome] * told), str(row.reports),
-            causes(row.summary.get("dropped", {})), *values, f"{row.norm:.3g}",
+            causes(row.summary.get("dropped", {})), *values, *([f"{row.norm:.3g}"] * len(change)),
             *(_epsilon(row) for _ in private), *([f"{row.seconds:.2f}"] * (not narrow)),
         )  # fmt: skip
     return table

@@ -119,6 +119,8 @@ class About(Struct, kw_only=True):
     private: Literal["none", "noised"] | UnsetType = UNSET
     """Of a run with differential privacy or secure aggregation: whether what devices measure is
     kept from everybody, or shown with noise."""
+    computes: str | UnsetType = UNSET
+    """The kind of computation of a run without a model."""
 
 
 class ExchangeGlance(Struct):
@@ -298,6 +300,8 @@ class RoundRow(Struct, kw_only=True):
     """Why it was abandoned. Empty: it was not, or that is not known."""
     members: dict[str, MemberRow] | UnsetType = UNSET
     """By name, where the run has several models."""
+    computation: str | UnsetType = UNSET
+    """Where a run without a model stood after it, in words."""
 
 
 class EvaluationRow(Struct, kw_only=True):

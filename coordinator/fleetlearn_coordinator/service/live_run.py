@@ -178,6 +178,7 @@ def about_plan(plan: Plan) -> dict[str, Any]:
         "metric": stop.metric,
         "target": stop.target if stop.metric is not None else None,
         **({} if plan.hidden_metrics is None else {"private": plan.hidden_metrics}),
+        **({"computes": plan.local.algorithm} if plan.algorithm.computes else {}),
     }
 
 

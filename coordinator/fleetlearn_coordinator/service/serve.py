@@ -96,7 +96,10 @@ async def _serve(
         reason = server.done.result()
     run = server.run
     known = said("ended", reason=reason, version=run.engine.version)
-    logger.info("%s; the newest model is version %d", reason, run.engine.version, extra=known)
+    newest = f"the newest model is version {run.engine.version}"
+    if run.plan.algorithm.computes:
+        newest = "`fleetlearn-coordinator result` shows what came out"
+    logger.info("%s; %s", reason, newest, extra=known)
     if run.met_by is not None:
         logger.info("export-model writes version %d, which met the target", run.met_by)
     return RunResult(reason, run.finished is not None, run.engine.version, run.met_by)

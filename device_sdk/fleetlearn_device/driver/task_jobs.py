@@ -13,10 +13,11 @@ from typing import TypeVar
 
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.json_log import said
-from fleetlearn_protocol.messages import Question, Task
+from fleetlearn_protocol.messages import Question, Report, Task
 from fleetlearn_protocol.task_names import run_of
 from fleetlearn_protocol.user_errors import in_one_line, is_expected, traceback_lines
 
+from fleetlearn_device.computations.registry import REGISTRY as COMPUTATIONS
 from fleetlearn_device.driver.condition_looks import ConditionLooks
 from fleetlearn_device.driver.connection import Event, printable
 from fleetlearn_device.driver.failures import failure_of
@@ -167,21 +168,22 @@ class TaskJobs:
     async def train(self, task: Task, seconds: float) -> None:
         session = self._session
         known = said("training", task=task.task, round=task.round)
-        log.info("task %s: training", task.task, extra=known)
+        computes = task.algorithm in COMPUTATIONS
+        what = f"computing {task.algorithm}" if computes else "training"
+        log.info("task %s: %s", task.task, what, extra=known)
         try:
             finished = await self._in_training_thread(self._trainer.train, task, seconds)
         except Exception as error:
             self._end_failed(task.task, error)
         else:
             report = self._trainer.own_report or finished.report
+            found = self._trained(report)
+            if computes:
+                found = f"computed the sums of {report.examples} rows"
             log.info(
-                "task %s: trained %d steps, %.4g epochs%s, loss %.6g on this device's data, in "
-                "%.2f s%s",
+                "task %s: %s, in %.2f s%s",
                 report.task,
-                report.steps,
-                report.epochs,
-                "" if report.complete else f" (partial: {self._why_partial()})",
-                report.loss,
+                found,
                 report.seconds,
                 f"; {self._trainer.features}" if self._trainer.features else "",
                 extra=said(
@@ -207,6 +209,13 @@ class TaskJobs:
             later = None if finished.later is None else finished.later.task.secure
             least = None if later is None else later.least_factor
             self._post(lambda: session.trained(finished.report, report.examples, least))
+
+    def _trained(self, report: Report) -> str:
+        partial = "" if report.complete else f" (partial: {self._why_partial()})"
+        return (
+            f"trained {report.steps} steps, {report.epochs:.4g} epochs{partial}, loss "
+            f"{report.loss:.6g} on this device's data"
+        )
 
     def _why_partial(self) -> str:
         return "the device pauses" if self._trainer.enough.is_set() else "the time is over"

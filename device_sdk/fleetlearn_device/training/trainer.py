@@ -414,6 +414,7 @@ class Trainer:
             self._opened = self.features = None  # room for the rows
             bundle = open_bundle(self._contents.bundle_path(task.bundle), files=())
             check_computation(task.algorithm, task.parts, bundle.manifest)
+            self._limit_memory(task, bundle)
             self._outbox.reserve(INT64.size(bundle.manifest.elements_of(SUMS)), 0, 0, 0, 0)
             found = compute(
                 task,

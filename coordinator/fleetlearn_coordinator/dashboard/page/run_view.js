@@ -105,8 +105,9 @@ function actions(name, path) {
       show(made.pause, !stopped && !run.paused && !run.failed);
       show(made.drain, !stopped && !run.draining && !run.failed);
       show(made.stop, !stopped && !run.failed);
-      // No evaluation of a private run is allowed.
-      show(made.evaluate, Boolean(run.served) && !run.finished && !run.about?.private);
+      // No evaluation of a private run is allowed, and where no model is trained there is none.
+      const without = run.about?.private || run.about?.computes;
+      show(made.evaluate, Boolean(run.served) && !run.finished && !without);
     },
   };
 }
@@ -257,7 +258,14 @@ function learning() {
   function draw(run, lists) {
     last = [run, lists];
     if (!lists) return;
-    const [rows, found] = learned(lists.rounds.filter((row) => row.outcome === "committed"));
+    const committed = lists.rounds.filter((row) => row.outcome === "committed");
+    if (run.about?.computes) {
+      const newest = committed.at(-1)?.computation;
+      const where = newest ? `: ${newest}` : "";
+      say(note, `This run computes ${run.about.computes} and trains no model${where}. “fleetlearn-coordinator result” shows what came out.`);
+      return;
+    }
+    const [rows, found] = learned(committed);
     const names = found.filter((name) => !KINDS.some(([prefix]) => name.startsWith(prefix)));
     const measured = heldOut(lists, rows);
     const prefixed = KINDS.flatMap(([prefix]) => found.filter((name) => name.startsWith(prefix)).map((name) => name.slice(prefix.length)));
@@ -554,6 +562,7 @@ function evaluations() {
     const isPrivate = Boolean(run.about?.private);
     show(note, isPrivate);
     show(panel, !isPrivate || found.length > 0);
+    show(node, !run.about?.computes);
     if (who().replay) show(node, found.length > 0);
     rows.draw(
       found.map((row) => ({
