@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from fleetlearn_protocol.frames import CHUNK_BYTES
 from fleetlearn_protocol.vector import checksum, digest
+from make_computations import computations
 from make_encodings import encodings
 from make_manifest import manifest
 from make_messages import messages
@@ -169,7 +170,17 @@ def lines(made: dict[str, Any]) -> str:
 
 
 def main(folder: Path) -> None:
-    for make in (messages, frames, vector, encodings, manifest, signing, secure, peers):
+    for make in (
+        messages,
+        frames,
+        vector,
+        encodings,
+        manifest,
+        signing,
+        secure,
+        peers,
+        computations,
+    ):
         (folder / f"{make.__name__}.json").write_text(lines(make()), encoding="ascii")
 
 

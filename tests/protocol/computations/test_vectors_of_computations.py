@@ -1,0 +1,43 @@
+"""The vectors of computations, as another SDK would read them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleetlearn_protocol.computations.layout import Layout, StateField
+from fleetlearn_protocol.encodings import INT64
+from fleetlearn_protocol.formats.whole import sums_from_bytes, sums_to_bytes
+
+VECTORS: dict[str, Any] = json.loads(
+    (Path(__file__).parents[3] / "protocol" / "vectors" / "computations.json").read_text("ascii")
+)
+
+
+@pytest.mark.parametrize("case", VECTORS["elements"])
+def test_64_bits(case: dict[str, Any]) -> None:
+    layout = Layout(StateField("x", (), "float64"))
+    bits = np.array(int(case["bits"], 16), np.uint64)
+    assert layout.pack({"x": bits.view(np.float64)}).tolist() == case["elements"]
+    vector = np.array(case["elements"], np.float32)
+    assert layout.unpack(vector)["x"].view(np.uint64) == bits
+
+
+def test_whole_numbers_as_bytes() -> None:
+    case = VECTORS["int64"]
+    sums = np.array(case["sums"], np.int64)
+    content = sums_to_bytes(sums)
+    assert content.hex() == case["hex"]
+    assert sums_from_bytes(content).tolist() == case["sums"]
+    assert INT64.size(len(sums)) == content.nbytes
+    assert INT64.check(content) == 2.0**62
+    assert INT64.check(sums_to_bytes(np.array([-(2**63)], np.int64))) == 2.0**63
+    for wrong in (content[:-1], content[:5]):
+        with pytest.raises(Exception, match="each sum takes 8"):
+            sums_from_bytes(wrong)
+    for refused in (lambda: INT64.encode(np.zeros(2, np.float32)), lambda: INT64.decode(content)):
+        with pytest.raises(Exception, match="floats were"):
+            refused()
