@@ -18,8 +18,9 @@ from fleetlearn_coordinator.service.observers import ExchangeSummarised, RoundEn
 from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.runtimes.runtime import Runtime
 from fleetlearn_device.training.train import DivergedError, evaluate_data
-from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.vector import Vector, digest, views
+from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from fleetlearn_simulator.data.factory import source_of
@@ -188,7 +189,9 @@ def simulate(
         fleet = Fleet(scenario, bundle, source, backend, local, logs.write_events, files, residuals)
         about = {"backend": kind, "why": why, "of": identity}
         checkpoints = CheckpointWriter(fleet, logs, about, options.checkpoint, should_stop)
-        test = None if scenario.plan.algorithm.computes else source.test()
+        plan = scenario.plan
+        # There is no model to test, or nobody says to which cluster test data belong.
+        test = None if plan.algorithm.computes or plan.is_family else source.test()
         summaries = SummaryWriter(fleet, logs, options.test, test, progress)
         if summaries.test is not None:
             summaries.runtime = PerDevice(bundle, local, source, options.provider).runtime
@@ -208,7 +211,7 @@ def simulate(
             # cycles
             fleet.observers.clear()
             fleet.before_commit = lambda: None
-    save_model(folder, views(fleet.model, bundle.manifest.travelling).items())
+    save_model(folder, _tensors(fleet, bundle))
     summary = summary_of(fleet) | {"backend": kind, "why": why}
     write_json(folder / SUMMARY, summary)
     return Outcome(folder, summary, fleet.model)
@@ -451,3 +454,13 @@ def _secure_part(fleet: Fleet) -> dict[str, Any]:
 
 def _is_private(fleet: Fleet) -> bool:
     return fleet.coordinator.account is not None
+
+
+def _tensors(fleet: Fleet, bundle: Bundle) -> list[tuple[str, NDArray[Any]]]:
+    """Return the tensors of the run's models by name; with clusters NAME/TENSOR."""
+    found = []
+    for member, model in fleet.coordinator.family.models_of(fleet.model).items():
+        prefix = f"{member}/" if member else ""
+        tensors = views(model, bundle.manifest.travelling).items()
+        found += [(f"{prefix}{name}", tensor) for name, tensor in tensors]
+    return found

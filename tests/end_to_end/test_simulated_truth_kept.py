@@ -104,6 +104,15 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"recipe": "pfedme", "local__mu": 0.3, "local__hyper": {"outer_lr": 1.0}},
     ),
     "apfl": (corrected, {"recipe": "apfl"}),
+    "ditto with clusters": (
+        proximal,
+        {
+            "recipe": "ditto",
+            "local__mu": 0.3,
+            "clusters__count": 2,
+            "round__weighting": "uniform",
+        },
+    ),
     "scaffold with top-k": (
         corrected,
         {"recipe": "scaffold", "encoding__up": "topk-0.25-int8"} | COUNTED,

@@ -9,8 +9,8 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from fleetlearn_coordinator.aggregation.model_state import make_state
-from fleetlearn_coordinator.aggregation.open_round import OpenRound
+from fleetlearn_coordinator.aggregation.clusters import starting_models
+from fleetlearn_coordinator.aggregation.family_round import FamilyRules
 from fleetlearn_coordinator.aggregation.optimizers import State
 from fleetlearn_coordinator.aggregation.privacy import release
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
@@ -42,6 +42,7 @@ from fleetlearn_simulator.fleet.update_file import UpdateFile
 from fleetlearn_simulator.keyed_random import secret_bytes
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs
+from fleetlearn_simulator.training.cluster_models import ClusterModels
 from fleetlearn_simulator.training.kept_rows import NO_ROW
 from fleetlearn_simulator.training.trained_devices import LARGE_UPDATE, TrainedDevices
 
@@ -64,12 +65,16 @@ class SimulatedCoordinator:
             ),
             prefix="s-",
         )
-        manifests = {"": bundle.manifest}
+        manifests = dict.fromkeys(self.plan.members, bundle.manifest)
         family = self.plan.family_rules(manifests)
         self.distillation = SimulatedDistillation(self.plan, manifests, family)
         self.down = False
         """Whether its process is dead."""
         self.rules = replace(rules, metrics=("loss", *self.metrics))  # the order of rounds.jsonl
+        self.family = FamilyRules(each._replace(rules=self.rules) for each in family.members)
+        """The run's models: one, or one for each cluster."""
+        self.chosen: dict[int, int] = {}
+        """With clusters: device -> the model that fits its data best, in this round."""
         self.weights = self.plan.update_weights()
         self.masked = masked_reports(
             self.plan,
@@ -81,12 +86,15 @@ class SimulatedCoordinator:
         )
         """What hides each update. None: the coordinator sees them."""
         model = bundle.parameters()[: bundle.manifest.size].copy()
+        if self.plan.clusters is not None:
+            count, spread = self.plan.clusters.count, self.plan.clusters.spread
+            begun = starting_models(model, bundle.manifest, count, scenario.seed, spread)
+            model = np.concatenate(begun)
         privacy = None
         if rules.privacy is not None:
             secret = secret_bytes(scenario.seed, "privacy")
             privacy = release.begin(rules.privacy, secret, model.size)
-        self.state = make_state(
-            self.rules,
+        self.state = self.family.make_state(
             None,
             version=0,
             model=model,
@@ -128,7 +136,7 @@ class SimulatedCoordinator:
 
     def _begin_round(self) -> None:
         """Begin a round over the newest model."""
-        self.round, self.costs = OpenRound(self.rules, self.state), RoundCosts()
+        self.round, self.costs = self.family.open_round(self.state), RoundCosts()
         self.devices: list[int] = []
         """Devices whose reports were accepted, in order."""
         self.circle: list[int] = []
@@ -168,6 +176,7 @@ class SimulatedCoordinator:
         )
         trained = int(found.diverged.argmax()) if found.diverged.any() else len(found)
         reports = reports_of(found, self._beside, weights, staleness, measured).first(trained)
+        reports = replace(reports, member=self.member_of(tasks.device[rows.start]))
         if self.masked is not None:
             factors = self._factors_told(tasks, rows, reports)
             reports = self.masked.of(reports, tasks, rows, factors)
@@ -192,6 +201,11 @@ class SimulatedCoordinator:
         self.devices += tasks.device[rows]
         if self.outlive:
             self.given_in += tasks.round[rows]
+
+    def member_of(self, device: int) -> int:
+        """Return the number of the model that the device trains in this round. All reports that
+        ``receive`` is given are of one."""
+        return self.chosen.get(device, 0)
 
     def _model_given(self, round: int) -> str:
         """Return the SHA-256 of the model that this round's tasks began from."""
@@ -257,10 +271,13 @@ class SimulatedCoordinator:
     def begin_round(self, number: int, now: float, running: Callable[[], set[int]]) -> None:
         """A round opens. ``running``: returns the rounds of the tasks that devices have."""
         self.costs.opened = now
+        first, *others = self.sent_models()
+        self.chosen = {}
         inputs = RoundInputs(
-            self.sent(self.model),
+            first,
             self.state.vectors,
             self._hyper | {"mu": self.state.mu.mu} if self.rules.adaptive_mu else None,
+            ClusterModels([first, *others], self.chosen) if others else None,
         )
         earlier = self.sent(self.earlier)
         clip = None if self.state.privacy is None else self.state.privacy.clip
@@ -277,6 +294,10 @@ class SimulatedCoordinator:
         """Return what devices have of a model that they were sent."""
         half = half_of(model) if self.plan.encoding.down == FLOAT16.name else None
         return model if half is None else FLOAT16.decode(half)
+
+    def sent_models(self) -> list[Vector]:
+        """Return what devices have of each of the run's newest models."""
+        return [self.sent(model) for model in self.family.models_of(self.model).values()]
 
     @property
     def outlive(self) -> bool:
@@ -374,8 +395,7 @@ class SimulatedCoordinator:
             before = replace(before, **privacy, buffers=buffers)
         last = next((row for row in reversed(self.history) if row["how"] == "committed"), None)
         self.earlier = earlier
-        self.state = make_state(
-            self.rules,
+        self.state = self.family.make_state(
             last,
             version=version,
             model=model,

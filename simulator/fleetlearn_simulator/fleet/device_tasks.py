@@ -71,10 +71,12 @@ class DeviceTasks:
         self.uploads: UploadQueue[tuple[RunningTasks, int]] | None = (
             UploadQueue(service.uploads) if limited else None
         )
-        plan, size = scenario.plan, coordinator.model.size
+        plan, size = scenario.plan, coordinator.family.members[0].size
         # A model that travels as a difference counts as all of it.
         self.model_bytes = (FLOAT16 if plan.encoding.down == FLOAT16.name else FLOAT32).size(size)
         self.down_bytes = self.model_bytes + len(plan.vectors) * FLOAT32.size(size)
+        if plan.clusters is not None:
+            self.down_bytes = 0  # the device has measured the model
         if plan.secure is not None and plan.secure.mode == "pairwise":
             self.down_bytes += bytes_of_neighbours(plan.secure, plan.round.cohort)
         """Bytes of the model and of what a task has beside it: vectors, and what neighbours sealed
@@ -266,7 +268,7 @@ class DeviceTasks:
         coordinator, refused = self.coordinator, None
         while row < end and refused is None:
             training = coordinator.training
-            found = training.results_for(tasks.task[row:end])
+            found = training.results_for(tasks.task[row : self._end_of_member(tasks, row, end)])
             last = row + len(found)
             reports, refused = coordinator.receive(tasks, slice(row, last), found)
             good = len(reports)
@@ -294,6 +296,15 @@ class DeviceTasks:
         for held, begin, end in runs if refused is not None else ():
             for at in range(begin, end):  # other things may happen before these reports arrive
                 self.expect_alone(held, at, held.ends[at], held.serial[at])
+
+    def _end_of_member(self, tasks: RunningTasks, row: int, end: int) -> int:
+        """Return the row after the last of those that are of the same model as ``row``."""
+        coordinator = self.coordinator
+        if not coordinator.family.is_family:
+            return end
+        members = [coordinator.member_of(device) for device in tasks.device[row:end]]
+        same = (at for at, member in enumerate(members) if member != members[0])
+        return row + next(same, end - row)
 
     def _accept(
         self, tasks: RunningTasks, rows: slice, found: TrainedDevices, reports: ReportColumns

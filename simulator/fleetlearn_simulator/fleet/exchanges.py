@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from fleetlearn_coordinator.aggregation.clusters import best_of
 from fleetlearn_coordinator.plan.pairwise_rules import graph_for
 from fleetlearn_coordinator.rounds.commands import Ask, Command, ExchangeClosed, ExchangeOpened
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
-from fleetlearn_protocol.exchanges import EXCHANGE_KINDS
+from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, FIT, FitAnswer
 from fleetlearn_protocol.quality_messages import QUALITY
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE
 
@@ -19,6 +20,7 @@ from fleetlearn_simulator.fleet.device_names import device_of
 from fleetlearn_simulator.fleet.device_tasks import DeviceTasks
 from fleetlearn_simulator.fleet.evaluations import EVALUATIONS
 from fleetlearn_simulator.fleet.events import EventQueue
+from fleetlearn_simulator.fleet.fits import FITS
 from fleetlearn_simulator.fleet.looks import LOOKS
 from fleetlearn_simulator.fleet.pairwise import PAIRWISE_MASKS
 from fleetlearn_simulator.fleet.pairwise_circle import circle_order, lacking_shares
@@ -31,6 +33,7 @@ EXCHANGES: dict[str, SimulatedExchange] = {
     EVALUATION: EVALUATIONS,
     QUALITY: LOOKS,
     PAIRWISE: PAIRWISE_MASKS,
+    FIT: FITS,
 }
 """Kind of exchange -> what simulated devices do in it. Each kind of the engine has a row."""
 
@@ -74,8 +77,8 @@ class DeviceExchanges:
         kind, phase, coordinator = command.kind, command.phase, self.tasks.coordinator
         before = self.opened.get(kind) if phase > 1 else None
         inputs = None if before is None else before.inputs
-        if before is None and EXCHANGE_KINDS[kind].vectors:
-            inputs = RoundInputs(coordinator.sent(coordinator.model))
+        if before is None and EXCHANGE_KINDS[kind].sends_vectors:
+            inputs = RoundInputs(np.concatenate(coordinator.sent_models()))
         now = self.events.now
         answers = {} if before is None else before.answers()
         self.opened[kind] = OpenExchange(
@@ -128,11 +131,12 @@ class DeviceExchanges:
     def _fetched(self, kind: str, devices: Sequence[int], answers: Answers) -> Ints:
         """Return the bytes that each device fetches: the question with its vectors, and the bundle
         if it needs one that it has not."""
-        tasks, vectors = self.tasks, EXCHANGE_KINDS[kind].vectors
+        tasks = self.tasks
         down = np.full(len(devices), answers.down)
-        if vectors:
+        if EXCHANGE_KINDS[kind].sends_vectors:
             lacks = np.array([device not in tasks.has_bundle for device in devices])
-            down += len(vectors) * tasks.model_bytes + tasks.bundle_bytes * lacks
+            models = len(tasks.coordinator.family.members)
+            down += models * tasks.model_bytes + tasks.bundle_bytes * lacks
             tasks.has_bundle.update(devices)
         return down
 
@@ -170,8 +174,11 @@ class DeviceExchanges:
         about = {"device": device, "task": running.task}
         self.tasks.write([{"time": self.events.now, "event": row.events[1], **about}])
         self.tasks.coordinator.costs.up += running.up
-        if exchange.contents[running.task] is None:
+        content = exchange.contents[running.task]
+        if content is None:
             return False
+        if isinstance(content, FitAnswer):
+            self.tasks.coordinator.chosen[device] = best_of(content.losses)
         exchange.accepted[running.task] = device
         return True
 

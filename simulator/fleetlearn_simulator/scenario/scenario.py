@@ -288,8 +288,16 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
             "failures.corrupt spoils updates of a model, and devices compute sums: leave it out. "
             "A device that sends wrong sums makes a wrong total, as nothing bounds what it counts"
         )
-    if scenario.plan.is_family:
-        yield "plan.family: a simulation has one model. Simulate a plan with one member's bundle"
+    if scenario.plan.family:
+        yield (
+            "plan.family: simulated devices have one bundle. Simulate a plan with one member's "
+            "bundle; [clusters], several models of one bundle, can be simulated"
+        )
+    if scenario.plan.clusters is not None and scenario.failures.corrupt:
+        yield (
+            "failures.corrupt with plan.clusters: what a bad device sends is made of one model, "
+            "and it may choose another in each round. Leave one out"
+        )
 
 
 def _fleet_contradictions(scenario: Scenario) -> Iterator[str]:

@@ -61,8 +61,8 @@ class RoundInputs(NamedTuple):
     hyper: Mapping[str, float] | None = None
     """Hyper-parameters by name. None: the plan's."""
     models: RowReader | None = None
-    """Where peers' own models are: a job begins with the row that has its device's number. None:
-    all jobs begin with ``model``."""
+    """Where the models of peers and of clusters are: a job begins with the row that has its
+    device's number. None: all jobs begin with ``model``."""
 
     def begin(self, job: Job) -> Vector:
         """Return the model that a job begins with: float32, shape (P,)."""
@@ -259,7 +259,9 @@ class PerDevice:
         found = []
         for job in jobs:
             if self.manifest.local_size > self.manifest.size:
-                load_model(self.runtime, self.bundle, inputs.model, self.kept_state(job))
+                load_model(self.runtime, self.bundle, inputs.begin(job), self.kept_state(job))
+            elif inputs.models is not None:
+                self.runtime.load(inputs.begin(job))
             found.append(self._evaluate(job))
         return found
 
@@ -270,8 +272,9 @@ class PerDevice:
         for job in jobs:
             _, personal = self._split(self.kept_state(job))
             measured = self.algorithm.measured
-            own = None if personal is None else measured(personal, inputs.model, self.manifest)
-            self.runtime.load(inputs.model if own is None else own)
+            model = inputs.begin(job)
+            own = None if personal is None else measured(personal, model, self.manifest)
+            self.runtime.load(model if own is None else own)
             evaluations.append(self._evaluate(job))
         return evaluations
 
