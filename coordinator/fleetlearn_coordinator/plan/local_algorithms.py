@@ -119,7 +119,7 @@ ALGORITHMS: Mapping[str, LocalAlgorithm] = {
         steps=2,
         hyper={
             "alpha": Own("a number from 0 to 1", 0, 1, default=0.5),
-            "adapt_alpha": Own("a number from 0 to 1000", 0, 1000, default=1.0),
+            "adapt_alpha": Own("a number from 0 to 1000", 0, 1000, default=0.0),
         },
     ),
     **dict.fromkeys(KINDS, LocalAlgorithm(computes=True)),

@@ -65,7 +65,7 @@ class Local(Section, frozen=True, kw_only=True):
     """Whether devices measure the round's model on their own data before training."""
     hyper: dict[Name, Number] = msgspec.field(default_factory=dict)
     """Further hyper-parameters of the bundle's step, by name; pfedme: inner_steps (default 5) and
-    outer_lr; apfl: alpha (0.5) and adapt_alpha (1). Default: the bundle's."""
+    outer_lr; apfl: alpha (0.5) and adapt_alpha (0). Default: the bundle's."""
 
 
 class RoundSection(Section, frozen=True, kw_only=True):

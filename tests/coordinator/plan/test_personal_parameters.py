@@ -219,7 +219,7 @@ def test_pfedme_s_and_apfl_s_numbers_are_keys_of_local_hyper() -> None:
     sgd = fitting(hyper=(Hyper("lr"),), proximal=False)
     apfl = parse(f'recipe = "apfl"\n{SMALL}{LR}')
     apfl.check_against(sgd)
-    assert apfl.hyper(sgd) == {"lr": 0.1, "alpha": 0.5, "adapt_alpha": 1.0}
+    assert apfl.hyper(sgd) == {"lr": 0.1, "alpha": 0.5, "adapt_alpha": 0.0}
     # in a bundle with a term that APFL does not use, its weight is 0
     assert apfl.hyper(fitting())["mu"] == 0.0
 
