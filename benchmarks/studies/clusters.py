@@ -101,8 +101,8 @@ def result_of(bundle: Path, method: str, kind: str, seed: int, rounds: int) -> R
         found = evaluate_data(runtime, device.test)
         accuracies.append(found.metric_sums["accuracy"] / found.examples)
     table = np.zeros((len(models), GROUPS))
-    for number, model in enumerate(chosen):
-        table[model, group_of(number)] += 1
+    for number, cluster in enumerate(chosen):
+        table[cluster, group_of(number)] += 1
     return Result(accuracies, table.max(axis=1).sum() / DEVICES, table.max(axis=0).sum() / DEVICES)
 
 
