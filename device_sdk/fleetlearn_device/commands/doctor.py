@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Check what a device needs, and say what to do: Python and ONNX Runtime, the state\n"
         "directory and the credential, disk, memory, clock, the way to the coordinator (name,\n"
-        "proxy, network, TLS), and the data."
+        "proxy, network, TLS), and the data. With --book: the address book of peers, and whether\n"
+        "the neighbours answer, in place of a coordinator."
     )
     parser.epilog = EXIT
     parser.add_argument(
@@ -36,13 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="bundle to hold the data against; default: the one that the device used last",
     )
+    parser.add_argument(
+        "--book",
+        dest="peers.book",
+        metavar="FILE",
+        help="address book of peers: check what `peer` needs, in place of a coordinator",
+    )
     add_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what was found. Returns the exit status."""
     values = read_settings(options)
-    for key in ("coordinator", "state"):
+    of_peer = values["peers.book"].value is not None and values["coordinator"].value is None
+    for key in ("peers.book" if of_peer else "coordinator", "state"):
         required(values, key)
     findings = []
     for finding in _findings(values, options.bundle):
@@ -80,8 +88,13 @@ def _findings(values: Values, bundle: str | None) -> Findings:
     yield from check_secure(SecureDemands(**demands), folder)
     yield from check_disk(folder)
     yield check_memory()
-    yield from _network(values, folder)
-    yield from _data(value["data.source"], bundle, folder)
+    if value["coordinator"] is None:
+        from fleetlearn_device.doctor.peers import check_peers
+
+        yield from check_peers(value["peers.book"], folder)
+    else:
+        yield from _network(values, folder)
+    yield from _data(value["data.source"], bundle or value["peers.bundle"], folder)
 
 
 def _network(values: Values, folder: Path) -> Findings:

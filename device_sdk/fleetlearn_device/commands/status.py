@@ -11,6 +11,7 @@ from fleetlearn_device.settings.sources import add_flags, state_path
 
 if TYPE_CHECKING:
     from fleetlearn_device.commands.status_view import StatusView
+    from fleetlearn_device.peers.peer_status import PeerStatus
 
 NOT_RUNNING, NOT_CONNECTED = 3, 4
 EXIT = f"""exit status:
@@ -44,19 +45,22 @@ def run(options: argparse.Namespace) -> int:
     """Print how the device is. Returns the exit status."""
     import msgspec
 
-    from fleetlearn_device.commands.status_view import lines_of, view_of
+    from fleetlearn_device.commands.status_view import StatusView, lines_of, view_of
+    from fleetlearn_device.peers.peer_status import peer_in, peer_lines
     from fleetlearn_device.storage.state_directory import describe
 
     path = state_path(options)
-    if (peer := show_peer(path, json=options.json)) is not None:
-        return peer
 
-    def text_of(view: StatusView) -> str:
+    def look() -> StatusView | PeerStatus:
+        return peer_in(path) or view_of(describe(path))
+
+    def text_of(view: StatusView | PeerStatus) -> str:
         if options.json:
             return msgspec.json.encode(view).decode()
-        return "\n".join(f"{about:<8} {text}" for about, text in lines_of(view, time.time()))
+        lines = lines_of(view, time.time()) if isinstance(view, StatusView) else peer_lines(view)
+        return "\n".join(f"{about:<8} {text}" for about, text in lines)
 
-    view = view_of(describe(path))
+    view = look()
     if not options.watch:
         print(text_of(view))
         return _status_of(view)
@@ -69,38 +73,12 @@ def run(options: argparse.Namespace) -> int:
                 print(text_of(view), end="\n" if options.json else "\n\n", flush=True)
                 before = view
             time.sleep(EVERY)
-            view = view_of(describe(path))
+            view = look()
     except KeyboardInterrupt:
         return _status_of(view)
 
 
-def show_peer(path: str, *, json: bool) -> int | None:
-    """Print how a device is that trains with peers. Returns the exit status; None: it is none."""
-    import msgspec
-
-    from fleetlearn_device.storage.state_directory import is_running, state_folder
-
-    folder = state_folder(path) / "peer"
-    if not folder.exists():
-        return None
-    from fleetlearn_device.peers.peer_status import peer_lines, read_peer_status
-
-    status = read_peer_status(folder)
-    if status is None:
-        return None
-    running = is_running(folder.parent)
-    status = msgspec.structs.replace(status, running=running)
-    if json:
-        print(msgspec.json.encode(status).decode())
-    else:
-        for about, text in peer_lines(status, running=running):
-            print(f"{about:<8} {text}")
-    if not running:
-        return NOT_RUNNING
-    return 0 if any(each.connected for each in status.neighbours.values()) else NOT_CONNECTED
-
-
-def _status_of(view: StatusView) -> int:
+def _status_of(view: StatusView | PeerStatus) -> int:
     if not view.running:
         return NOT_RUNNING
     return 0 if view.connected else NOT_CONNECTED

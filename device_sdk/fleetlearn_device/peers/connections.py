@@ -133,26 +133,31 @@ class PeerConnections:
                     return False  # the address is another peer's, as the warning says
                 await self._opened(socket, neighbour)
                 return True
-        except ssl.SSLCertVerificationError:
-            why = (
-                f"whoever answers at {host} port {port} has another certificate than {neighbour} "
-                "has in the address book: print its card on that device again, and give all peers "
-                "the new book"
-            )
-        except ssl.SSLError as error:
-            why = (
-                f"TLS with {host} port {port} fails ({error.reason}): {neighbour} may have another "
-                "address book, with another certificate of this peer"
-            )
         except (OSError, WebSocketException, EOFError) as error:
-            why = printable(in_words(error))
-        line.warn(f"no connection to {neighbour}: {why}")
-        return False
+            line.warn(f"no connection to {neighbour}: {why_not(error, neighbour, place)}")
+            return False
 
     def _shown(self, socket: Socket) -> str | None:
         """Return whose certificate the other end of a connection has shown."""
         tls = socket.transport.get_extra_info("ssl_object")
         return self._certificates.get(tls.getpeercert(binary_form=True))
+
+
+def why_not(error: Exception, neighbour: str, place: tuple[str, int]) -> str:
+    """Return why a neighbour cannot be connected to, for people."""
+    host, port = place
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"whoever answers at {host} port {port} has another certificate than {neighbour} has "
+            "in the address book: print its card on that device again, and give all peers the new "
+            "book"
+        )
+    if isinstance(error, ssl.SSLError):
+        return (
+            f"TLS with {host} port {port} fails ({error.reason}): {neighbour} may have another "
+            "address book, with another certificate of this peer"
+        )
+    return printable(in_words(error))
 
 
 def _silent() -> logging.Logger:

@@ -18,7 +18,10 @@ from fleetlearn_device.peers.machine import (
     Stage,
     Working,
 )
+from fleetlearn_device.peers.peer_store import FOLDER
 from fleetlearn_device.storage.checked_json import checked_json, read_checked_json
+from fleetlearn_device.storage.state_directory import is_running, state_folder
+from fleetlearn_device.storage.status import read_status
 
 FILE = "status.json"
 DOES: dict[type[Stage], str] = {
@@ -59,6 +62,11 @@ class PeerStatus(msgspec.Struct, frozen=True):
     """Of the last training of this process."""
     neighbours: dict[str, NeighbourStatus]
     written: float
+
+    @property
+    def connected(self) -> bool:
+        """A neighbour was connected when the file was written."""
+        return any(neighbour.connected for neighbour in self.neighbours.values())
 
 
 class PeerStatusFile:
@@ -122,14 +130,24 @@ def read_peer_status(folder: Path) -> PeerStatus | None:
         return None
 
 
-def peer_lines(status: PeerStatus, *, running: bool) -> list[tuple[str, str]]:
+def peer_in(given: str) -> PeerStatus | None:
+    """Return how the device of a state directory is as a peer. None: it is none, or served a
+    coordinator since. Raises StateError, OSError."""
+    folder = state_folder(given)
+    status, other = read_peer_status(folder / FOLDER), read_status(folder)
+    if status is None or (other is not None and other.written > status.written):
+        return None
+    return msgspec.structs.replace(status, running=is_running(folder))
+
+
+def peer_lines(status: PeerStatus) -> list[tuple[str, str]]:
     """Return (what it is about, text) of each line for people."""
-    does = status.does if running else "is not running"
+    does = status.does if status.running else "is not running"
     progress = f"step {status.step} of {status.steps}, {status.trainings} trainings"
     loss = "" if status.loss is None else f", loss {status.loss:.4g}"
     lines = [("peer", f"{status.peer} {does}"), ("progress", f"{progress}{loss}")]
     for name, neighbour in status.neighbours.items():
-        here = "connected" if neighbour.connected and running else "not connected"
+        here = "connected" if neighbour.connected and status.running else "not connected"
         if neighbour.finished:
             here = "has done all steps"
         if neighbour.refused:

@@ -18,6 +18,8 @@ training it was in.
     updates.json                how many updates it made in each run           (update_counts.py)
     predict/                    the shared model in use, if one is kept            (model_in_use.py)
     status.json                 how the device is, for its owner               (status.py)
+    peer/                       what it keeps as a peer                  (peers/peer_store.py)
+    peer.pem                    its key and certificate as a peer       (peers/certificate.py)
 
 Every file is written beside its place and renamed, and has a checksum; damage is found when the
 file is read, and said by the file's name. The update, what is kept with it, the checkpoint, the
