@@ -151,16 +151,14 @@ async def test_a_task_keeps_its_member_over_a_restart(tmp_path: Path) -> None:
 @in_loop
 async def test_an_older_model_of_a_member_is_served_from_the_store(tmp_path: Path) -> None:
     """A device that came back has to fetch the model that its task began from, two versions
-    later."""
+    later. Another device has moved the member on meanwhile."""
     plan = family_plan(tmp_path, **{**BUFFERED, "round__goal": 1}, stop__rounds=9)
     async with fleet(plan) as (server, join):
-        large, small = await join_both(join)
+        small, other = await join_with(join, "b", 0), await join_with(join, "c", 0)
         begun = await small.task()
         for _ in range(2):
-            assert isinstance(
-                await large.upload(await large.task(), update_of(1.0, LARGE)), Accepted
-            )
-        await large.task()
+            await other.do_round(update_of(1.0, SMALL))
+        await other.task()
         again = await join_with(join, "b", RAM - 1)
         task = await again.task()
         assert (task.task, server.engine.version) == (begun.task, 2)
@@ -169,6 +167,23 @@ async def test_an_older_model_of_a_member_is_served_from_the_store(tmp_path: Pat
     summary = read_status(plan.data_dir).rounds[-1].summary
     assert summary["staleness"]["max"] == 2
     assert summary["members"]["small"]["staleness"]["max"] == 2
+
+
+@in_loop
+async def test_nothing_is_kept_of_a_device_that_left(tmp_path: Path) -> None:
+    async with fleet(family_plan(tmp_path, **ALL)) as (server, join):
+        large, small = await join_both(join)
+        policy = server.run.members.policy
+        assert (policy.member_of("a"), policy.member_of("b")) == ("large", "small")
+        await small.task()
+        await small.connection.close()
+        async with asyncio.timeout(10):
+            while "b" in server.host.devices:
+                await asyncio.sleep(0)
+        with pytest.raises(KeyError):
+            policy.member_of("b")
+        assert policy.member_of("a") == "large"
+        del large
 
 
 @in_loop
