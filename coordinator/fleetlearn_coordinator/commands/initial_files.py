@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
+from fleetlearn_protocol.computations.kinds import kind_of
 from fleetlearn_protocol.manifest import Manifest
+from msgspec import UNSET
 
 RATE = 0.1
 """The learning rate of a bundle that has no default for it."""
@@ -14,6 +16,8 @@ def plan_text(bundle: str, manifest: Manifest, goal: int) -> str:
     """Return a plan, with comments. ``bundle``: its path from the plan's folder. ``goal``: reports
     that a round wants."""
     name = re.sub("[^A-Za-z0-9._-]", "-", re.sub(r"\.bundle$", "", bundle.rpartition("/")[2]))
+    if manifest.computation is not UNSET:
+        return _computing(name, bundle, kind_of(manifest.computation), goal)
     default = next((row.default for row in manifest.hyper if row.name == "lr"), None)
     rate = RATE if default is None else default
     minimum = -(-goal // 2)
@@ -50,6 +54,29 @@ rounds = 100
 [models]  # which versions are kept, beside the first and the newest
 last = 3
 # best = 3  # the best by stop.metric
+'''
+
+
+def _computing(name: str, bundle: str, kind: str, goal: int) -> str:
+    """Return a plan of a run without a model."""
+    return f'''# A plan: what is computed, and with whom. It is served by
+#     fleetlearn-coordinator serve plan.toml --service service.toml
+# and `fleetlearn-coordinator result plan.toml` shows what comes out
+# (docs/algorithms/computations.md). A line with # before its key is a default.
+
+name = "{name}"
+bundle = "{bundle}"  # a computation, in place of a model
+recipe = "{kind}"
+# data_dir = "{name}.run"  # the run's database, states and sums
+
+[round]  # who takes part, and for how long
+goal = {goal}  # devices wanted: a round's total is of those that report
+minimum = {-(-goal // 2)}  # with fewer at the deadline the round is given up
+deadline = 600.0  # seconds
+# over_selection = 1.3  # tasks given for each report wanted, since some devices vanish
+
+[stop]
+rounds = 100  # it ends by itself, most often after fewer
 '''
 
 

@@ -28,6 +28,7 @@ from masked_peers import SECURE
 from peers import Peer, plan_text, report_of, write_test_bundle
 from safetensors.numpy import save_file
 from several import SIZE, UPDATE, Several, run_async, settled, several
+from statistics_bundle import statistics_bundle
 
 NAMES = [f"d{number}" for number in range(12)]
 FAST: dict[str, Any] = {
@@ -627,5 +628,19 @@ async def test_neither_run_of_a_canary_can_have_several_models(folder: Path) -> 
         (folder / "new.toml").write_text(family_text(folder))
         new = CanaryAsked(plan=str(folder / "new.toml"))
         with pytest.raises(FleetError, match=r"toml: with \[family\] there is no canary"):
+            begin_canary(operations(host), "b", new)
+        assert [run.name for run in host.wanted.runs()] == ["b"]
+
+
+@run_async
+async def test_neither_run_of_a_canary_can_be_without_a_model(folder: Path) -> None:
+    """Nothing of it could be compared."""
+    bundle = statistics_bundle(folder)
+    text = f'recipe = "statistics"\nname = "n"\nbundle = "{bundle.path}"\n[round]\ngoal = 2\n'
+    async with several(folder) as host:
+        await host.add("b", **ASYNCHRONOUS)
+        (folder / "new.toml").write_text(text)
+        new = CanaryAsked(plan=str(folder / "new.toml"))
+        with pytest.raises(FleetError, match=r"toml: a run without a model has no canary"):
             begin_canary(operations(host), "b", new)
         assert [run.name for run in host.wanted.runs()] == ["b"]

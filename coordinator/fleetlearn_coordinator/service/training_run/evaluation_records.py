@@ -34,9 +34,11 @@ class EvaluationRecords(ExchangeRecords):
         """Of the last valid evaluation: those that enough devices measured."""
 
     def look_for_request(self) -> bool:
-        name, private = self._requests.evaluation(), self.plan.hides_devices
-        # A run that has become private since somebody asked does not answer.
-        if name is not None and (private or name == self.answered):
+        name = self._requests.evaluation()
+        # A run that has become private since somebody asked does not answer, nor one without a
+        # model.
+        refused = self.plan.hides_devices or self.plan.algorithm.computes
+        if name is not None and (refused or name == self.answered):
             self._requests.remove_evaluation()
             name = None
         self.request = name

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from typing import Any
 
 from fleetlearn_protocol.errors import Code, FleetError
 
+from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
 from fleetlearn_coordinator.service.training_run.participations import RULES
+from fleetlearn_coordinator.service.training_run.plan_changes import PLAN, WHAT
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.find_storage import find_storage
+from fleetlearn_coordinator.storage.stored_json import decode
 
 
 def ask_to_evaluate(place: str | os.PathLike[str]) -> None:
@@ -22,10 +26,20 @@ def ask_to_evaluate(place: str | os.PathLike[str]) -> None:
 
 def refuse_private(place: str | os.PathLike[str]) -> None:
     """Raise FleetError where the run was served last with [privacy] or [secure]: devices would
-    measure on their own data, without noise."""
-    storage, private = find_storage(place), False
+    measure on their own data, without noise; and where it trains no model."""
+    storage, private, computes = find_storage(place), False, False
     with suppress(StoreError), storage.read_ledger() as ledger:  # there may be no run yet
-        private = ledger.metadata().get(RULES) is not None
+        known = ledger.metadata()
+        private = known.get(RULES) is not None
+        plan = decode(known.get(PLAN) or "{}", dict[str, Any], WHAT)
+        algorithm = ALGORITHMS.get(plan.get("local", {}).get("algorithm"))
+        computes = algorithm is not None and algorithm.computes
+    if computes:
+        raise FleetError(
+            Code.BAD_MESSAGE,
+            f"{storage.where} is a run without a model: there is nothing that devices could "
+            "measure. `fleetlearn-coordinator result` shows what it found",
+        )
     if not private:
         return
     raise FleetError(

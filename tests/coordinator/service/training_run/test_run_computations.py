@@ -12,12 +12,15 @@ import pytest
 from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.rounds.commands import Assign, Command, Finish
+from fleetlearn_coordinator.rounds.evaluation import EVALUATION
+from fleetlearn_coordinator.service.training_run.evaluation_request import ask_to_evaluate
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.storage import store
+from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_device.computations.registry import sum_up
 from fleetlearn_protocol.computations.settings import NumberColumn, Statistics
 from fleetlearn_protocol.encodings import INT64
-from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.formats.whole import sums_to_bytes
 from fleetlearn_protocol.messages import SUMS
 from peers import report_of
@@ -190,3 +193,13 @@ def test_a_run_that_is_rolled_back_measures_again(make_plan: Callable[..., Plan]
             again.answer(lease_of(again, device), again.sums_of(device))
     assert result_of(plan, again)["done"]
     assert again.run.engine.version == 7
+
+
+def test_a_run_without_a_model_is_not_evaluated(make_plan: Callable[..., Plan]) -> None:
+    plan = make_plan()
+    running = ComputingFleet(plan)
+    with pytest.raises(FleetError, match="there is nothing that devices could measure"):
+        ask_to_evaluate(plan.data_dir)
+    find_storage(plan.data_dir).requests.ask_for_evaluation()  # as if the plan was another then
+    assert not running.run.exchanges[EVALUATION].look_for_request()
+    assert find_storage(plan.data_dir).requests.evaluation() is None
