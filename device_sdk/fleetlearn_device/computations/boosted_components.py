@@ -54,7 +54,8 @@ def compute(state: Vector, columns: Columns, settings: BoostedComponents) -> Sum
         row = int(np.flatnonzero(~np.isfinite(y))[0])
         raise ValueError(f"y of row {row} (the first is 0) is {y[row]}; expected a finite number")
     layout = components_sums(settings)
-    sums = layout.unpack(np.zeros(layout.size, np.int64))
+    total = np.zeros(layout.size, np.int64)
+    sums = layout.unpack(total)  # views, which are filled in
     sums["rows"][()] = len(x)
     if values["phase"] == FIND_RANGES:
         _add_counts(sums, values, x, y, settings)
@@ -62,7 +63,7 @@ def compute(state: Vector, columns: Columns, settings: BoostedComponents) -> Sum
         _add_design(sums, values, x, y, settings)
     else:
         _add_gradient(sums, values, x, y, settings)
-    return layout.pack(sums)
+    return total
 
 
 def component_scores(

@@ -42,9 +42,13 @@ from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_device.computations.columns import Columns
+from fleetlearn_device.computations.remembered_scores import Remembered, ScoreMemory, digest_of
 
 HELD_OUT = 2**32
 """The stream of the seed that says which rows are held out. Smaller numbers are boosting rounds."""
+MEMORY = ScoreMemory()
+"""Of the rows of this process."""
+Values = Mapping[str, NDArray[Any]]
 Doubles = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
@@ -67,15 +71,20 @@ def compute(state: Vector, columns: Columns, settings: BoostedTrees) -> Sums:
 
 
 def scores(
-    values: Mapping[str, NDArray[Any]], bins: Whole, settings: BoostedTrees, rounds: int
+    values: Values,
+    bins: Whole,
+    settings: BoostedTrees,
+    rounds: int,
+    before: tuple[int, Doubles] | None = None,
 ) -> Doubles:
     """Return the rows' scores by the first ``rounds`` boosting rounds: float64, (n, K).
 
-    values: the state, unpacked. bins: (n, F), from ``bins_of``.
+    values: the state, unpacked. bins: (n, F), from ``bins_of``. before: the scores by some of
+    these rounds, the first ones, and how many.
     """
-    found = np.repeat(values["base"].astype(np.float64)[None], len(bins), axis=0)
-    leaves = leaves_of(values["body"], settings)
-    for number in range(rounds):
+    first, found = before or (0, np.repeat(values["base"].astype(np.float64)[None], len(bins), 0))
+    found, leaves = found.copy(), leaves_of(values["body"], settings)
+    for number in range(first, rounds):
         for output in range(settings.outputs):
             nodes, _ = nodes_of(values["body"], bins, number, output, settings.depth, settings)
             found[:, output] += leaves[number, output][nodes]
@@ -120,14 +129,37 @@ def bins_of(x: NDArray[np.float32], edges: NDArray[np.float32], table: BinTable)
     return found
 
 
+def _bins_and_scores(
+    values: Values, x: NDArray[np.float32], settings: BoostedTrees
+) -> tuple[Whole, Doubles]:
+    """Return the rows' bins, (n, F), and scores, (n, K), by the finished boosting rounds."""
+    kept = int(values["kept"])
+    splits, leaves = splits_of(values["body"], settings), leaves_of(values["body"], settings)
+
+    def trees(rounds: int) -> bytes:
+        return digest_of(values["edges"], values["base"], splits[:rounds], leaves[:rounds])
+
+    rows = digest_of(x)
+    known = MEMORY.find(rows, trees)
+    if known is None or known.rounds > kept:
+        bins = bins_of(x, values["edges"], bin_table(settings))
+        found = scores(values, bins, settings, kept)
+    else:
+        bins = known.bins
+        found = scores(values, bins, settings, kept, (known.rounds, known.scores))
+    MEMORY.keep(rows, Remembered(trees(kept), kept, bins, found))
+    return bins, found
+
+
 def _edge_sums(
-    values: Mapping[str, NDArray[Any]],
+    values: Values,
     x: NDArray[np.float32],
     y: NDArray[Any],
     settings: BoostedTrees,
 ) -> Sums:
     layout, table = trees_sums(settings), bin_table(settings)
-    sums = layout.unpack(np.zeros(layout.size, np.int64))
+    total = np.zeros(layout.size, np.int64)
+    sums = layout.unpack(total)  # views, which are filled in
     sums["rows"][0] = len(x)
     boundaries = boundaries_of(values["body"], settings)
     counts = counts_of(sums["body"], settings)
@@ -135,28 +167,28 @@ def _edge_sums(
         counts[place] = count_between(x[:, column], boundaries[place])
     if settings.loss != "squared":
         sums["labels"][:] = np.bincount(y, minlength=len(sums["labels"]))
-        return layout.pack(sums)
+        return total
     powers = np.frexp(y)[1].astype(np.int64)
     cells = np.where(y == 0, 0, np.clip(powers - LOWEST_EXPONENT, 0, EXPONENTS - 1))
     sums["exponents"][:] = np.bincount(cells, minlength=EXPONENTS)
     if values["exchange"] > 0:
         # The first exchange found how large y is, and so the multiples to which it is rounded.
         sums["labels"][0] = to_fixed(y, GRID_BITS - int(values["scale"])).sum()
-    return layout.pack(sums)
+    return total
 
 
 def _level_sums(
-    values: Mapping[str, NDArray[Any]],
+    values: Values,
     x: NDArray[np.float32],
     y: NDArray[Any],
     held_out: NDArray[np.bool_],
     settings: BoostedTrees,
 ) -> Sums:
     layout, table = trees_sums(settings), bin_table(settings)
-    sums = layout.unpack(np.zeros(layout.size, np.int64))
+    total = np.zeros(layout.size, np.int64)
+    sums = layout.unpack(total)  # views, which are filled in
     number, level = int(values["kept"]), int(values["level"])
-    bins = bins_of(x, values["edges"], table)
-    found = scores(values, bins, settings, number)
+    bins, found = _bins_and_scores(values, x, settings)
     scale = int(values["scale"])
     if level == 0:
         losses = to_fixed(_losses(found, y, settings), LOSS_BITS - 2 * scale)
@@ -178,7 +210,7 @@ def _level_sums(
             weights = np.repeat(own.astype(np.float64), bins.shape[1])
             added = np.bincount(places, weights, minlength=2**level * table.total)
             histogram[:, output, :, order] = added.reshape(2**level, -1)
-    return layout.pack(sums)
+    return total
 
 
 def _derivatives(

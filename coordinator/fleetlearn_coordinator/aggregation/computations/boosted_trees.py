@@ -135,21 +135,24 @@ def _split_level(values: Values, body: Sums, settings: BoostedTrees) -> None:
     edges_used = np.zeros(len(settings.columns), np.int64)
     edges_used[bin_table(settings).numeric] = (values["edges"] < UNUSED).sum(axis=1)
     allowed, scale = _drawn_columns(number, settings), int(values["scale"])
+    # The nodes of all of the round's trees at once, (nodes, K): a few large arrays take less time.
+    each_node = histogram.reshape(-1, *histogram.shape[2:])
+    found = best_splits(each_node, scale, edges_used, allowed, settings)
+    whole, left, right = (
+        leaf_values(sums, scale, settings) for sums in (found.whole, found.left, found.right)
+    )
+    width = 2 ** (settings.depth - level)  # leaves below a node of this level
     for output in range(settings.outputs):
-        found = best_splits(histogram[:, output], scale, edges_used, allowed, settings)
-        whole, left, right = (
-            leaf_values(sums, scale, settings) for sums in (found.whole, found.left, found.right)
-        )
-        width = 2 ** (settings.depth - level)  # leaves below a node of this level
         for node in _open_nodes(splits[output], level):
-            code, leaf = int(found.codes[node]), node * width
+            place, leaf = node * settings.outputs + output, node * width
+            code = int(found.codes[place])
             if not code:
-                leaves[output, leaf] = whole[node]
+                leaves[output, leaf] = whole[place]
                 continue
             splits[output, 2**level - 1 + node] = code
-            leaves[output, leaf] = left[node]
-            leaves[output, leaf + width // 2] = right[node]
-            values["gains"][bin_table(settings).column_of[abs(code) - 1]] += found.gains[node]
+            leaves[output, leaf] = left[place]
+            leaves[output, leaf + width // 2] = right[place]
+            values["gains"][bin_table(settings).column_of[abs(code) - 1]] += found.gains[place]
     values["level"][()] = level + 1
     is_whole = level + 1 == settings.depth or not any(
         len(_open_nodes(tree, level + 1)) for tree in splits
