@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_protocol.computations.boosting_settings import BoostedTrees
@@ -12,6 +12,8 @@ from fleetlearn_protocol.computations.trees_layout import GRID_BITS, bin_table
 from numpy.typing import NDArray
 
 Doubles = NDArray[np.float64]
+TOGETHER = 2**20
+"""Sums that are looked at together: bounds memory."""
 
 
 class NodeSums(NamedTuple):
@@ -51,39 +53,72 @@ def best_splits(
     Missing values go to the side where they gain more; where they gain nothing, to the right; where
     there are none, to the side with the larger sum of second derivatives.
     """
-    table = bin_table(settings)
-    nodes = len(histogram)
-    first_column = histogram[:, : table.counts[0] + 1].sum(axis=1)
-    whole = NodeSums(first_column[:, 0], first_column[:, 1])
-    codes, gains = np.zeros(nodes, np.int64), np.zeros(nodes)
-    left = NodeSums(np.zeros(nodes, np.int64), np.zeros(nodes, np.int64))
-    for column in np.flatnonzero(allowed):
-        begin, count = int(table.starts[column]), int(table.counts[column])
-        own = histogram[:, begin : begin + count]
-        missing = histogram[:, begin + count]
-        if table.is_category[column]:
-            below = own[:, :-1]  # one category alone; the last bin is of those unknown
-        else:
-            below = np.cumsum(own[:, : edges_used[column]], axis=1)
-        if not below.shape[1]:
-            continue
-        # (nodes, bins, side of the missing values, 2): to the right, then to the left.
-        sides = np.stack([below, below + missing[:, None]], axis=2)
-        gain = _gain(sides, whole, scale, settings).reshape(nodes, -1)
-        best = gain.argmax(axis=1)
-        here = np.arange(nodes)
-        better = gain[here, best] > gains
-        chosen = sides.reshape(nodes, -1, 2)[here, best]
-        goes_left = best % 2 == 1
-        nobody = (missing == 0).all(axis=1)
-        heavier = 2 * chosen[:, 1] >= whole.second
-        goes_left = np.where(nobody, heavier, goes_left)
-        code = (1 + begin + best // 2) * np.where(goes_left, -1, 1)
-        codes[better] = code[better]
-        gains[better] = gain[here, best][better]
-        left.first[better], left.second[better] = chosen[better, 0], chosen[better, 1]
+    per_node = 2 * bin_table(settings).total
+    step = max(1, TOGETHER // per_node)
+    parts = [
+        _best_of(histogram[begin : begin + step], scale, edges_used, allowed, settings)
+        for begin in range(0, len(histogram), step)
+    ]
+    codes, gains, *sums = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    whole, left = NodeSums(sums[0], sums[1]), NodeSums(sums[2], sums[3])
     right = NodeSums(whole.first - left.first, whole.second - left.second)
     return BestSplits(codes, gains, whole, left, right)
+
+
+def _best_of(
+    histogram: Sums,
+    scale: int,
+    edges_used: NDArray[np.int64],
+    allowed: NDArray[np.bool_],
+    settings: BoostedTrees,
+) -> tuple[NDArray[Any], ...]:
+    """Return codes, gains, G and H of the nodes, and G and H of their left sides, (nodes,) each."""
+    table = bin_table(settings)
+    nodes, columns = len(histogram), len(table.counts)
+    first_column = histogram[:, : table.counts[0] + 1].sum(axis=1)
+    whole = NodeSums(first_column[:, 0], first_column[:, 1])
+    gains = np.zeros((nodes, columns))
+    codes = np.zeros((nodes, columns), np.int64)
+    lefts = np.zeros((nodes, columns, 2), np.int64)
+    # Columns of numbers have equally many bins: they are tried at once.
+    groups = [table.numeric] if len(table.numeric) else []
+    groups += [np.array([column]) for column in np.flatnonzero(table.is_category)]
+    for group in groups:
+        bins = table.starts[group][:, None] + np.arange(table.counts[group[0]] - 1)
+        below, missing = histogram[:, bins], histogram[:, table.missing[group]]
+        if table.is_category[group[0]]:
+            # One category alone; the last bin, of those unknown, is never alone.
+            is_split = np.repeat(allowed[group][:, None], bins.shape[1], axis=1)
+        else:
+            below = np.cumsum(below, axis=2)
+            is_split = allowed[group][:, None] & (
+                np.arange(bins.shape[1]) < edges_used[group][:, None]
+            )
+        # (nodes, columns, bins, side of the missing values, 2): to the right, then to the left.
+        sides = np.stack([below, below + missing[:, :, None]], axis=3)
+        gain = np.where(is_split[:, :, None], _gain(sides, whole, scale, settings), -np.inf)
+        gain = gain.reshape(nodes, len(group), -1)
+        best = gain.argmax(axis=2)
+        chosen = np.take_along_axis(
+            sides.reshape(nodes, len(group), -1, 2), best[:, :, None, None], axis=2
+        )[:, :, 0]
+        nobody = (missing == 0).all(axis=2)
+        heavier = 2 * chosen[..., 1] >= whole.second[:, None]
+        goes_left = np.where(nobody, heavier, best % 2 == 1)
+        gains[:, group] = np.take_along_axis(gain, best[:, :, None], axis=2)[:, :, 0]
+        codes[:, group] = (1 + table.starts[group] + best // 2) * np.where(goes_left, -1, 1)
+        lefts[:, group] = chosen
+    here, column = np.arange(nodes), gains.argmax(axis=1)
+    gain, left = gains[here, column], lefts[here, column]
+    is_better = gain > 0
+    return (
+        np.where(is_better, codes[here, column], 0),
+        np.where(is_better, gain, 0.0),
+        whole.first,
+        whole.second,
+        left[:, 0],
+        left[:, 1],
+    )
 
 
 def leaf_values(sums: NodeSums, scale: int, settings: BoostedTrees) -> Doubles:
@@ -95,13 +130,15 @@ def leaf_values(sums: NodeSums, scale: int, settings: BoostedTrees) -> Doubles:
 
 def _gain(left: Sums, whole: NodeSums, scale: int, settings: BoostedTrees) -> Doubles:
     """Return 1/2 [G_L^2 / (H_L + lambda) + G_R^2 / (H_R + lambda) - G^2 / (H + lambda)] - gamma of
-    each split, (nodes, bins, 2); minus infinity where a side is too light."""
+    each split, (nodes, columns, bins, 2); minus infinity where a side is too light.
+
+    left: (nodes, columns, bins, 2, 2). whole: of the nodes.
+    """
     here = NodeSums(left[..., 0], left[..., 1])
-    other = NodeSums(
-        whole.first[:, None, None] - here.first, whole.second[:, None, None] - here.second
-    )
+    axes = (slice(None), None, None, None)
+    other = NodeSums(whole.first[axes] - here.first, whole.second[axes] - here.second)
     parts = [_score(side, scale, settings) for side in (here, other)]
-    gain = (parts[0] + parts[1] - _score(whole, scale, settings)[:, None, None]) / 2
+    gain = (parts[0] + parts[1] - _score(whole, scale, settings)[axes]) / 2
     least = max(settings.min_child_weight, 2.0**-GRID_BITS)
     weights = [from_fixed(side.second, GRID_BITS) for side in (here, other)]
     allowed = (weights[0] >= least) & (weights[1] >= least)
