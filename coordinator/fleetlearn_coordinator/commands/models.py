@@ -162,6 +162,7 @@ def export_model(
 ) -> None:
     """Write the trained model as an ONNX file that any ONNX Runtime runs, or as a bundle."""
     from fleetlearn_protocol import write_inference_model
+    from fleetlearn_protocol.computations.kinds import KINDS
 
     from fleetlearn_coordinator.plan.plan import Plan
     from fleetlearn_coordinator.service.onward_bundle import write_onward_bundle
@@ -172,10 +173,11 @@ def export_model(
         settings = Plan.load(plan)
         chosen = choose_version(settings, version)
         number, vector = read_model(settings.data_dir, chosen.version)
-        if settings.algorithm.computes:
+        algorithm = settings.local.algorithm
+        if settings.algorithm.computes and KINDS[algorithm].infer is None:
             raise FleetError(
                 Code.BAD_MESSAGE,
-                f"{plan}: this run computes {settings.local.algorithm} and has no model; "
+                f"{plan}: this run computes {algorithm} and has no model; "
                 f"`fleetlearn-coordinator result {plan}` shows what came out",
             )
         bundle, vector = model_of(settings, member, vector)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
-from fleetlearn_protocol.computations.kinds import kind_of
+from fleetlearn_protocol.computations.kinds import KINDS, kind_of
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.manifest import Manifest
 
@@ -115,7 +115,7 @@ COMPUTATION_RULES = (
         ),
     ),
     _rule(
-        lambda plan: plan.models.give,
+        lambda plan: plan.models.give and KINDS[plan.local.algorithm].infer is None,
         lambda plan: (
             "models.give lets devices predict with the newest model, and there is none. "
             "`fleetlearn-coordinator result` shows what came out"

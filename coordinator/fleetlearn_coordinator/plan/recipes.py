@@ -211,6 +211,18 @@ RECIPES: Mapping[str, Recipe] = {
         local=computes("statistics"),
         round=UNIFORM,
     ),
+    "boosted-trees": Recipe(
+        "Friedman, Greedy Function Approximation: A Gradient Boosting Machine, 2001; Chen and "
+        "Guestrin, XGBoost: A Scalable Tree Boosting System, arXiv 1603.02754",
+        local=computes("boosted-trees"),
+        round=UNIFORM,
+    ),
+    "boosted-components": Recipe(
+        "Schalk, Bischl and Rügamer, Privacy-Preserving and Lossless Distributed Estimation of "
+        "High-Dimensional Generalized Additive Mixed Models, arXiv 2210.07723",
+        local=computes("boosted-components"),
+        round=UNIFORM,
+    ),
     **{
         name: Recipe(source, round=UNIFORM, aggregation={"aggregator": name})
         for name, source in _ROBUST.items()

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from fleetlearn_protocol.algorithms import of_step
 from fleetlearn_protocol.bundle import Bundle, open_bundle
+from fleetlearn_protocol.computations.kinds import KINDS
 from fleetlearn_protocol.encodings import FLOAT32, INT64, find_encoding
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.exchanges import EVALUATION, FIT, FitAnswer, content_of, fields_of
@@ -425,6 +426,11 @@ class Trainer:
                 should_stop=lambda: self.halt.is_set() or self.enough.is_set(),
                 on_batch=lambda batches: self._count(batches, 0.0),
             )
+            if KINDS[task.algorithm].infer is not None and self._newest is not None:
+                reference = task.vector(MODEL)
+                content = self._contents.vector(reference.sha256)
+                # Nothing is held out of sums, and so nothing measures their state.
+                self._newest.offer(bundle, reference, content, lambda model: None)
         self.counted, self.own_report = found.report.examples, found.report
         return FinishedUpdate(
             found.report, (found.content,), task.bundle, np.zeros(0, np.float32), {}, None
