@@ -117,8 +117,8 @@ def main(folder: Path) -> None:
     theirs = peer.fit(x[train], y[train]).decision_function(x[test])
     print(f"AUC on {len(test)} rows that nobody trained on: {roc_auc_score(y[test], chance):.4f}")
     print(f"scikit-learn's trees of all rows in one table:  {roc_auc_score(y[test], theirs):.4f}")
-    shown = json.loads(coordinator("result", str(folder / "clinics" / "boosting.toml"), "--json"))
-    shown = shown.get("result", shown)
+    plan = folder / "clinics" / "boosting.toml"
+    shown = json.loads(coordinator("result", str(plan), "--json"))["result"]
     print("what the trees split by, as shares of what they gain:")
     for name, share in list(shown["columns"].items())[:5]:
         print(f"  {name:24} {share:.1%}")

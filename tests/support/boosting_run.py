@@ -19,7 +19,7 @@ COLUMNS = (BoostColumn("age"), BoostColumn("ward", categories=4), BoostColumn("d
 TREES = BoostedTrees(
     columns=COLUMNS, loss="logistic", rounds=3, depth=2, bins=16, row_share=0.8, label="ill"
 )
-COMPONENTS = BoostedComponents(columns=COLUMNS, loss="logistic", iterations=8, knots=6, label="ill")
+COMPONENTS = BoostedComponents(columns=COLUMNS, loss="logistic", iterations=10, knots=6, label="ill")
 Boosting = BoostedTrees | BoostedComponents
 
 
@@ -31,8 +31,8 @@ def rows(count: int, seed: int) -> dict[str, np.ndarray]:
     """Return columns as a device's file has them; some doses are missing."""
     rng = np.random.default_rng(seed)
     age, ward = rng.integers(1, 99, count), rng.integers(0, 4, count)
-    dose = np.round(rng.exponential(size=count), 3)
-    ill = (age / 50 + (ward == 2) - dose + rng.normal(size=count) > 1).astype(np.int64)
+    dose = np.round(rng.uniform(0, 2, count), 3)
+    ill = (age / 50 + 1.5 * (ward == 2) - dose + rng.normal(size=count) > 0.4).astype(np.int64)
     dose[rng.random(count) < 0.1] = np.nan
     return {"age": age.astype(float), "ward": ward.astype(float), "dose": dose, "ill": ill}
 

@@ -22,6 +22,7 @@ from fleetlearn_coordinator.aggregation.robust.rules import RULES
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_export import LocalStep
 from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.computations.kinds import KINDS
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.vector import views
 from numpy.typing import NDArray
@@ -85,9 +86,11 @@ LEFT_OUT = (
     "moon",
     "feddf",
     *(name for name, recipe in RECIPES.items() if recipe.mechanism is not None),
+    *KINDS,
 )
 """Recipes of which nobody knows where they end: MOON's term compares features of a deep model,
-FedDF's model ends where the teachers say, and differential privacy adds noise."""
+FedDF's model ends where the teachers say, differential privacy adds noise, and computations have
+no model."""
 ALGORITHMS = (*(name for name in RECIPES if name not in LEFT_OUT), "scaffold-gradient")
 KRUMS = ("krum", "multi-krum", "bulyan")
 CORRECTED = ("scaffold", "scaffold-gradient", "feddyn")

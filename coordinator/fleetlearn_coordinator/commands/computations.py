@@ -12,6 +12,7 @@ import typer
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.typer_app import plain_table, say, show_table
 
+from fleetlearn_coordinator.commands.boosting_tables import show_components, show_trees
 from fleetlearn_coordinator.commands.exits import expected_errors
 from fleetlearn_coordinator.commands.options import AsJson, PlanFile
 
@@ -61,10 +62,7 @@ def result(
         print(msgspec.json.encode(found).decode())
         return
     print(f"{found.run}: {found.progress}")
-    if found.computation == "statistics":
-        _show_statistics(found.result)
-    else:
-        print(msgspec.json.format(msgspec.json.encode(found.result), indent=2).decode())
+    SHOW[found.computation](found.result)
 
 
 def _show_statistics(found: dict[str, Any]) -> None:
@@ -108,3 +106,11 @@ def _between(quantile: dict[str, Any]) -> tuple[str, str]:
     if quantile["least"] == quantile["most"]:
         return f"{quantile['value']:.10g}", "exactly"
     return f"{quantile['value']:.6g}", f"{quantile['least']:.10g} to {quantile['most']:.10g}"
+
+
+SHOW = {
+    "statistics": _show_statistics,
+    "boosted-trees": show_trees,
+    "boosted-components": show_components,
+}
+"""Kind of computation -> what prints its result for people."""

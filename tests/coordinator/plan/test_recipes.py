@@ -48,6 +48,8 @@ def test_the_table_has_the_names_that_users_type() -> None:
             "feddf",
             *private,
             "statistics",
+            "boosted-trees",
+            "boosted-components",
             *RULES,
         )
     ]

@@ -70,7 +70,7 @@ def progress(state: Vector, settings: BoostedComponents) -> str:
     if phase == DESIGN:
         return "adding up X^T X"
     if phase == DONE:
-        return f"done: {iteration} iterations"
+        return f"{iteration} iterations"
     return f"iteration {iteration + 1} of {settings.iterations}; loss {values['loss']:.6g}"
 
 

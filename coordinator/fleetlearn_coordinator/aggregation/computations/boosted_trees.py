@@ -68,7 +68,7 @@ def progress(state: Vector, settings: BoostedTrees) -> str:
     if values["phase"] == FIND_EDGES:
         return f"finding the edges of bins, exchange {int(values['exchange']) + 1}"
     if values["phase"] == DONE:
-        return f"done: {kept} boosting rounds"
+        return f"{kept} boosting rounds"
     return (
         f"boosting round {kept + 1} of {settings.rounds}, level {int(values['level']) + 1} of "
         f"{settings.depth}; loss {values['losses'][0]:.6g}"
