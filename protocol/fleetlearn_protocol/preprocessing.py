@@ -122,10 +122,32 @@ class ByteText(_Step, frozen=True, tag="bytes"):
     """Of the axis."""
 
 
+class Codes(_Step, frozen=True, tag="codes"):
+    """Columns side by side, each as numbers in its own way: a column of categories as the place of
+    x among them, from 0 on, and -1 where x is another; the others as ``numeric``. Missing values
+    are NaN. For computations alone."""
+
+    values: Annotated[
+        tuple[Annotated[tuple[str, ...], Meta(max_length=4096)], ...],
+        Meta(min_length=1, max_length=65536),
+    ]
+    """The categories of each column; none where it is one of numbers."""
+
+
 Operation = (
-    Standardise | Scale | Clip | Log | Cast | Index | OneHot | ChannelsFirst | Numeric | ByteText
+    Standardise
+    | Scale
+    | Clip
+    | Log
+    | Cast
+    | Index
+    | OneHot
+    | ChannelsFirst
+    | Numeric
+    | ByteText
+    | Codes
 )
-OF_COMPUTATIONS = (Numeric, ByteText)
+OF_COMPUTATIONS = (Numeric, ByteText, Codes)
 """Operations that need a bundle with a computation."""
 
 

@@ -27,7 +27,7 @@ TOGETHER = 1024
 Array = NDArray[Any]
 MISSING = ("", "na", "n/a", "nan", "null", "none")
 """Texts that stand for a missing number, in small letters."""
-_TAKE_TEXT = (told.Index, told.Numeric, told.ByteText)
+_TAKE_TEXT = (told.Index, told.Numeric, told.ByteText, told.Codes)
 """Operations that take text."""
 
 
@@ -388,11 +388,44 @@ def _numeric(part: Array, step: told.Numeric, where: _Place, start: int) -> Arra
     return found
 
 
+def _codes(part: Array, step: told.Codes, where: _Place, start: int) -> Array:
+    if part.ndim != 2 or part.shape[1] != len(step.values):
+        raise DataError(
+            f"{where.source}, {where.array}: codes has categories of {len(step.values)} columns; "
+            f"the array has shape {('n', *part.shape[1:])}"
+        )
+    found = np.empty(part.shape)
+    for number, values in enumerate(step.values):
+        column = part[:, number]
+        if not values:
+            found[:, number] = _numeric(column, told.Numeric(), where, start)
+            continue
+        places = {value: place for place, value in enumerate(values)}
+        different, rows = np.unique(_as_text(column).astype(str), return_inverse=True)
+        found[:, number] = np.array([_code(text, places) for text in different.tolist()])[rows]
+    return found
+
+
+def _code(text: str, places: Mapping[str, int]) -> float:
+    """Return the place of a text among categories, -1 for another one, NaN for none."""
+    # Beside a column of texts the number 3 became 3.0.
+    for given in (text, text.strip(), text.strip().removesuffix(".0")):
+        if given in places:
+            return places[given]
+    return np.nan if text.strip().lower() in MISSING else -1.0
+
+
+def _as_text(part: Array) -> Array:
+    """Return numbers as they stood in the file: 3 and not 3.0, and nothing for NaN."""
+    if part.dtype.kind != "f":
+        return part
+    whole = np.rint(part) == part
+    numbers = np.where(whole, part, 0).astype(np.int64).astype(str)
+    return np.where(whole, numbers, np.where(np.isnan(part), "", part.astype(str)))
+
+
 def _byte_text(part: Array, step: told.ByteText, where: _Place, start: int) -> Array:
-    if part.dtype.kind == "f":
-        whole = np.rint(part) == part  # as it stood in the file: 3 and not 3.0
-        numbers = np.where(whole, part, 0).astype(np.int64).astype(str)
-        part = np.where(whole, numbers, np.where(np.isnan(part), "", part.astype(str)))
+    part = _as_text(part)
     text = part if part.dtype.kind == "S" else np.char.encode(part.astype(str), "utf-8")
     cut = np.ascontiguousarray(text.astype(f"S{step.length}"))
     return cut.view(np.uint8).reshape(*part.shape, step.length)
@@ -414,5 +447,6 @@ OPERATIONS: Mapping[type, Callable[[Array, Any, _Place, int], Array]] = {
     told.ChannelsFirst: _channels_first,
     told.Numeric: _numeric,
     told.ByteText: _byte_text,
+    told.Codes: _codes,
 }
 """All that preprocessing can do: a bundle names a row, and brings no code."""

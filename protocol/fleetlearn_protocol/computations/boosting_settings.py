@@ -22,13 +22,22 @@ class BoostColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
     """For people: results name it."""
-    categories: Annotated[int, Meta(ge=0, le=4096)] = 0
-    """0: a column of numbers. Otherwise its values are codes of categories, 0 to categories - 1;
-    any other number is no category that is known."""
+    categories: (
+        Annotated[int, Meta(ge=0, le=4096)]
+        | Annotated[tuple[str, ...], Meta(min_length=1, max_length=4096)]
+    ) = 0
+    """0: a column of numbers. A number: its values are codes, 0 to categories - 1. Texts: it is one
+    of these, and its code the place. Whatever else stands there is no category that is known."""
+
+    @property
+    def codes(self) -> int:
+        """How many categories there are; 0: it is a column of numbers."""
+        return self.categories if isinstance(self.categories, int) else len(self.categories)
 
 
 BoostColumns = Annotated[tuple[BoostColumn, ...], Meta(min_length=1, max_length=10_000)]
 Label = Annotated[str, Meta(max_length=200)]
+LabelValues = Annotated[tuple[str, ...], Meta(max_length=1000)]
 
 
 class BoostedTrees(
@@ -75,6 +84,14 @@ class BoostedTrees(
     label: Label = ""
     """The column of y, where devices' data are tables whose columns have the names of ``columns``
     and this one. Empty: their data are the arrays x, (n, columns), and y."""
+    label_values: LabelValues = ()
+    """The texts that stand for the classes 0, 1, ... in the label's column. Empty: these numbers
+    do."""
+
+    @property
+    def y_classes(self) -> int:
+        """How many classes y has; 0: it is a number."""
+        return {"squared": 0, "logistic": 2, "softmax": self.classes}[self.loss]
 
     @property
     def outputs(self) -> int:
@@ -89,7 +106,7 @@ class BoostedTrees(
                 f"loss is {self.loss!r} and classes {self.classes}; softmax takes 2 or more "
                 "classes, and the other losses take 0"
             )
-        return repeated_name(self.columns, self.label)
+        return wrong_columns(self.columns, self.label, self.label_values, self.y_classes)
 
 
 class BoostedComponents(
@@ -127,6 +144,14 @@ class BoostedComponents(
     label: Label = ""
     """The column of y, where devices' data are tables whose columns have the names of ``columns``
     and this one. Empty: their data are the arrays x, (n, columns), and y."""
+    label_values: LabelValues = ()
+    """The texts that stand for the classes 0, 1, ... in the label's column. Empty: these numbers
+    do."""
+
+    @property
+    def y_classes(self) -> int:
+        """How many classes y has; 0: it is a number."""
+        return 2 if self.loss == "logistic" else 0
 
     @property
     def centred(self) -> bool:
@@ -138,7 +163,7 @@ class BoostedComponents(
         """What of it cannot be; None: nothing."""
         if len({*self.learners}) < len(self.learners):
             return f"the base learner {self.learners[0]} is there twice"
-        has_splines = "spline" in self.learners and any(not c.categories for c in self.columns)
+        has_splines = "spline" in self.learners and any(not c.codes for c in self.columns)
         least, most = (0, self.knots + 2) if self.centred else (2, self.knots + 4)
         if has_splines and not least < self.degrees_of_freedom < most:
             return (
@@ -146,12 +171,29 @@ class BoostedComponents(
                 f"inner knots and learners {list(self.learners)} take more than {least} and less "
                 f"than {most}"
             )
-        return repeated_name(self.columns, self.label)
+        return wrong_columns(self.columns, self.label, self.label_values, self.y_classes)
 
 
-def repeated_name(columns: tuple[BoostColumn, ...], label: str) -> str | None:
-    """Return what to say of a name that two columns have; None: there is none."""
+def wrong_columns(
+    columns: tuple[BoostColumn, ...], label: str, label_values: tuple[str, ...], classes: int
+) -> str | None:
+    """Return what to say of names or texts that contradict each other; None: none do. classes: how
+    many y has; 0: it is a number."""
     names = [label, *(column.name for column in columns)]
-    if len({*names}) == len(names):
-        return None
-    return f"column {max(names, key=names.count)!r} is there twice"
+    if len({*names}) < len(names):
+        return f"column {max(names, key=names.count)!r} is there twice"
+    for column in columns:
+        if isinstance(column.categories, tuple):
+            if not label:
+                return (
+                    f"column {column.name!r} has texts as categories, and devices' data are arrays "
+                    "of numbers: set label, so that they are tables"
+                )
+            if len({*column.categories}) < len(column.categories):
+                return f"column {column.name!r} has a category twice"
+    if label_values and (not label or len({*label_values}) != classes):
+        return (
+            f"label_values has {len({*label_values})} texts; expected one for each of the "
+            f"{classes} classes of a column that label names"
+        )
+    return None

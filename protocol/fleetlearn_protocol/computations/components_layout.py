@@ -68,29 +68,29 @@ def base_learners(settings: BoostedComponents) -> tuple[BaseLearner, ...]:
     learners: list[BaseLearner] = []
     first, gram, numeric = 0, 0, 0
     for number, column in enumerate(settings.columns):
-        kinds: tuple[LearnerKind, ...] = ("category",) if column.categories else settings.learners
+        kinds: tuple[LearnerKind, ...] = ("category",) if column.codes else settings.learners
         for kind in kinds:
-            sizes = {"linear": 2, "spline": settings.knots + 4, "category": column.categories}
+            sizes = {"linear": 2, "spline": settings.knots + 4, "category": column.codes}
             size = sizes[kind]
             grams = {"linear": 3, "spline": 4 * size, "category": size}[kind]
             learners.append(
                 BaseLearner(
                     kind=kind,
                     column=number,
-                    numeric=-1 if column.categories else numeric,
+                    numeric=-1 if column.codes else numeric,
                     coefficients=slice(first, first + size),
                     gram=slice(gram, gram + grams),
                 )
             )
             first, gram = first + size, gram + grams
-        numeric += not column.categories
+        numeric += not column.codes
     return tuple(learners)
 
 
 @lru_cache(maxsize=16)
 def numeric_columns(settings: BoostedComponents) -> tuple[int, ...]:
     """Return the columns of numbers."""
-    return tuple(i for i, column in enumerate(settings.columns) if not column.categories)
+    return tuple(i for i, column in enumerate(settings.columns) if not column.codes)
 
 
 @lru_cache(maxsize=16)

@@ -17,7 +17,16 @@ from fleetlearn_protocol.computations.boosting_settings import BoostedComponents
 from fleetlearn_protocol.computations.layout import Layout, SumsLayout
 from fleetlearn_protocol.computations.settings import ComputationSettings, Statistics
 from fleetlearn_protocol.manifest import Input
-from fleetlearn_protocol.preprocessing import ByteText, Cast, Numeric, Preparation, Preprocessing
+from fleetlearn_protocol.preprocessing import (
+    ByteText,
+    Cast,
+    Codes,
+    Index,
+    Numeric,
+    Operation,
+    Preparation,
+    Preprocessing,
+)
 from fleetlearn_protocol.vector import Vector
 
 
@@ -57,10 +66,9 @@ def _statistics_preprocessing(settings: Statistics) -> Preprocessing:
 
 def _boosting_arrays(settings: BoostedTrees | BoostedComponents) -> tuple[Input, ...]:
     x = Input("x", "float32", (len(settings.columns),))
-    if settings.loss == "squared":
+    if not settings.y_classes:
         return x, Input("y", "float32", ())
-    classes = settings.classes if settings.loss == "softmax" else 2
-    return x, Input("y", "int64", (), below=classes)
+    return x, Input("y", "int64", (), below=settings.y_classes)
 
 
 def _boosting_preprocessing(
@@ -68,10 +76,17 @@ def _boosting_preprocessing(
 ) -> Preprocessing | UnsetType:
     if not settings.label:
         return UNSET
-    y = (Numeric(),) if settings.loss == "squared" else (Numeric(), Cast("int64"))
     names = tuple(column.name for column in settings.columns)
+    texts = tuple(
+        column.categories if isinstance(column.categories, tuple) else ()
+        for column in settings.columns
+    )
+    x: tuple[Operation, ...] = (Codes(texts),) if any(texts) else (Numeric(),)
+    y: tuple[Operation, ...] = (Numeric(), Cast("int64")) if settings.y_classes else (Numeric(),)
+    if settings.label_values:
+        y = (Index(settings.label_values),)
     return Preprocessing(
-        {"x": Preparation(names, steps=(Numeric(),)), "y": Preparation(settings.label, steps=y)}
+        {"x": Preparation(names, steps=x), "y": Preparation(settings.label, steps=y)}
     )
 
 

@@ -61,7 +61,7 @@ class BinTable:
 @lru_cache(maxsize=16)
 def bin_table(settings: BoostedTrees) -> BinTable:
     """Return where the bins of the columns are."""
-    categories = np.array([column.categories for column in settings.columns], np.int64)
+    categories = np.array([column.codes for column in settings.columns], np.int64)
     counts = np.where(categories > 0, categories + 1, settings.bins)
     starts = np.concatenate([[0], np.cumsum(counts + 1)[:-1]])
     return BinTable(

@@ -57,6 +57,23 @@ def test_each_operation_by_hand() -> None:
     assert both.tolist() == [4, 5]
 
 
+def test_categories_beside_numbers_become_codes() -> None:
+    raw = {
+        "age": ["3", "NA", "4.5", "7"],
+        "ward": ["east", " west", "", "north"],
+        "grade": [3.0, 1.0, float("nan"), 9.0],
+    }
+    step = {"op": "codes", "values": [[], ["west", "east"], ["1", "3"]]}
+    x = {"columns": ["age", "ward", "grade"], "steps": [step]}
+    nan = float("nan")
+    expected = np.array([[3, 1, 1], [nan, 0, 0], [4.5, nan, nan], [7, -1, -1]])
+    np.testing.assert_array_equal(made({"arrays": {"x": x}}, raw)["x"], expected)
+    with pytest.raises(DataError, match="codes has categories of 3 columns"):
+        made({"arrays": {"x": {"columns": ["age", "ward"], "steps": [step]}}}, raw)
+    with pytest.raises(DataError, match="a number or nothing"):
+        made({"arrays": {"x": x}}, {**raw, "age": ["3", "old", "1", "2"]})
+
+
 def test_every_operation_that_a_bundle_may_name_is_there() -> None:
     assert set(OPERATIONS) == set(get_args(Operation))
 
