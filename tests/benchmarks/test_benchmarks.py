@@ -756,6 +756,9 @@ def test_peers(tmp_path: Path) -> None:
         assert row["noise measured"] == pytest.approx(row["noise"], rel=0.02, abs=1e-6)
         assert row["steady measured"] == pytest.approx(row["steady"], rel=1e-3, abs=1e-6)
     assert (tmp_path / "peers.svg").stat().st_size > 1000
+
+
+@pytest.mark.slow
 def test_boosting(tmp_path: Path) -> None:
     sizes = ("--seeds", "1", "--rounds", "5", "--data", "diabetes")
     found = figures(tmp_path, "studies/boosting.py", *sizes)
