@@ -19,7 +19,9 @@ COLUMNS = (BoostColumn("age"), BoostColumn("ward", categories=4), BoostColumn("d
 TREES = BoostedTrees(
     columns=COLUMNS, loss="logistic", rounds=3, depth=2, bins=16, row_share=0.8, label="ill"
 )
-COMPONENTS = BoostedComponents(columns=COLUMNS, loss="logistic", iterations=10, knots=6, label="ill")
+COMPONENTS = BoostedComponents(
+    columns=COLUMNS, loss="logistic", iterations=10, knots=6, label="ill"
+)
 Boosting = BoostedTrees | BoostedComponents
 
 
