@@ -55,6 +55,7 @@ def open_run(
         uploads=service.uploads,
         kept=plan.updates_kept,
         any_thread=any_thread,
+        what="family of models, or in another order" if plan.is_family else "bundle",
     )
     try:
         if prepare is not None:

@@ -405,11 +405,13 @@ def open_store(
     uploads: int = 16,
     kept: int = 0,
     any_thread: bool = False,
+    what: str = "bundle",
 ) -> Store:
     """Open and lock a run's storage, which is made if it does not exist. ``place``: as for
     ``find_storage``. ``bundle`` is the SHA-256 of the run's bundle, or what names those of a
     family. ``uploads``, ``kept``: as for
-    ``most_spool_files``. ``any_thread``: as for ``RunStorage.open_ledger``.
+    ``most_spool_files``. ``any_thread``: as for ``RunStorage.open_ledger``. ``what``: what
+    ``bundle`` is of, for people.
 
     Raises StoreError: locked, another bundle's, made by a newer version, or its ledger is lost.
     """
@@ -425,7 +427,7 @@ def open_store(
         _refuse_lost(storage, ledger, blobs)
         if ledger.is_new:
             ledger.create({"bundle": bundle, "run": token_hex(4)})
-        _check_bundle(storage, ledger.get("bundle"), bundle)
+        _check_bundle(storage, ledger.get("bundle"), bundle, what)
         rows: list[Row] = [Metadata("live", None)]  # forget the status of an earlier process
         # There is none in a new run, or where somebody removed it to give up the open round.
         if not blobs.has_aggregator():
@@ -451,11 +453,11 @@ def _refuse_lost(storage: RunStorage, ledger: Ledger, blobs: Blobs) -> None:
         )
 
 
-def _check_bundle(storage: RunStorage, kept: object, bundle: str) -> None:
+def _check_bundle(storage: RunStorage, kept: object, bundle: str, what: str) -> None:
     if kept != bundle:
         raise StoreError(
             Code.WRONG_HASH,
-            f"{storage.where} holds the run of another bundle ({str(kept)[:12]}..., the plan's is "
+            f"{storage.where} holds the run of another {what} ({str(kept)[:12]}..., the plan's is "
             f"{bundle[:12]}...). Give the plan another data_dir, or remove that one.",
         )
 

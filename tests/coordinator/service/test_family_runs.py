@@ -266,6 +266,8 @@ async def test_a_data_directory_is_of_its_family_alone(tmp_path: Path) -> None:
     async with fleet(plan):
         pass
     turned = family_plan(tmp_path, order=["small", "large"], **ALL)
-    with pytest.raises(StoreError, match="holds the run of another bundle"):
+    with pytest.raises(
+        StoreError, match="holds the run of another family of models, or in another order"
+    ):
         async with fleet(turned):
             pass
