@@ -32,6 +32,7 @@ GROUPS: dict[str, tuple[Listed, ...]] = {
         Listed("certificate", "keys", "Make or renew the coordinator's TLS certificate"),
         Listed("device-certificate", "keys", "Make a certificate for a device"),
         Listed("signing-key", "keys", "Make a key that signs tasks"),
+        Listed("vertical", "vertical", "Parties with other features of the same rows train"),
         Listed("helper", "helper", "Another operator's helper of secure aggregation"),
         Listed("prometheus-rules", "prometheus", "Print alert rules for Prometheus"),
     ),

@@ -1,0 +1,120 @@
+"""``fleetlearn-coordinator vertical``: parties with other features of the same rows train a split
+model."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.typer_app import commands_under, say
+
+from fleetlearn_coordinator.commands.exits import expected_errors
+from fleetlearn_coordinator.commands.logs import log_at
+from fleetlearn_coordinator.commands.options import AsJson
+
+app = commands_under(
+    "vertical", "A model that parties with other features of the same rows train together."
+)
+File = Annotated[Path, typer.Argument(metavar="VERTICAL.toml", help="The run's plan.")]
+FILE = "vertical.toml"
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Where the files are written.")],
+    bundle: Annotated[Path, typer.Argument(help="top.bundle of what export_vertical wrote.")],
+    labels: Annotated[str, typer.Option(help="The party that has the labels.")] = "",
+) -> None:
+    """Write a plan, and a token for each party. Overwrites nothing."""
+    from fleetlearn_protocol import open_bundle
+    from fleetlearn_protocol.manifest import SplitPart
+
+    from fleetlearn_coordinator.service.vertical.settings import hash_of_token, vertical_plan_file
+
+    file = folder / FILE
+    with expected_errors():
+        split = open_bundle(bundle).manifest.split
+        if not isinstance(split, SplitPart) or split.part != "top":
+            raise FleetError(Code.BAD_MESSAGE, f"{bundle} is no top of a split model")
+        names = [cut.party for cut in split.cuts]
+        files = {name: folder / f"{name}.token" for name in names}
+        there = next((path for path in (file, *files.values()) if path.exists()), None)
+        if there is not None:
+            raise FleetError(Code.DUPLICATE, f"{there} is there already: it stays as it is")
+        folder.mkdir(parents=True, exist_ok=True)
+        tokens = {}
+        for name, path in files.items():
+            token = secrets.token_urlsafe(32)
+            path.touch(mode=0o600)
+            path.write_text(f"{token}\n", "utf-8")
+            tokens[name] = hash_of_token(token)
+        text = vertical_plan_file(str(bundle.absolute()), tokens, labels or names[0])
+        file.write_text(text, "utf-8")
+    say(f"wrote {file}; give each party its bundle and its token, NAME.token, and keep neither")
+
+
+@app.command()
+def serve(
+    file: File,
+    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+) -> None:
+    """Train, until the run's steps are done or a signal ends it."""
+    from fleetlearn_coordinator.service.vertical.serve import serve_vertical
+    from fleetlearn_coordinator.service.vertical.settings import VerticalPlan
+
+    with expected_errors():
+        plan = VerticalPlan.load(file)
+        log_at(log_level, plan.log_format)
+        serve_vertical(plan)
+
+
+@app.command()
+def status(file: File, as_json: AsJson = False) -> None:
+    """Say how far the training is, and who is there."""
+    from fleetlearn_coordinator.service.vertical.settings import VerticalPlan
+    from fleetlearn_coordinator.storage.vertical_folder import read_vertical_status
+
+    with expected_errors():
+        found, served = read_vertical_status(VerticalPlan.load(file).data_dir)
+    if as_json:
+        print(msgspec.json.encode({**found, "served": served}).decode())
+        return
+    parties = found["parties"]
+    assert isinstance(parties, dict)
+    there = [name for name, connected in parties.items() if connected and served]
+    lines = {
+        "run": f"{found['run']}, {found['phase']}{'' if served else ', not served now'}",
+        "step": f"{found['step']} of {found['steps']}; all sides keep step {found['checkpoint']}",
+        "rows": f"{found['rows']} common to all parties",
+        "there": ", ".join(there) or "no party",
+        "missing": ", ".join(name for name in parties if name not in there) or "no party",
+        "loss": f"{found['loss']}",
+    }
+    if found["why"]:
+        lines["because"] = str(found["why"])
+    for label, text in lines.items():
+        print(f"{label:<8} {text}")
+
+
+@app.command()
+def export(
+    file: File,
+    output: Annotated[Path, typer.Option(help="The ONNX file that is written.")],
+) -> None:
+    """Write the newest top as an ONNX model: activations of all parties in, the model's outputs
+    out."""
+    from fleetlearn_protocol import write_inference_model
+
+    from fleetlearn_coordinator.service.vertical.settings import VerticalPlan
+    from fleetlearn_coordinator.storage.vertical_folder import newest_top
+
+    with expected_errors():
+        plan = VerticalPlan.load(file)
+        bundle, _ = plan.open_top()
+        part = newest_top(plan.data_dir, bundle.sha256)
+        output.write_bytes(write_inference_model(bundle, part.local))
+    say(f"wrote {output}, the top after step {part.step}")

@@ -1,0 +1,1 @@
+"""A vertical run: parties with other features of the same rows train a split model together."""

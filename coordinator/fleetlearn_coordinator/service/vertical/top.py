@@ -1,0 +1,82 @@
+"""The top of a vertical run, in a process beside the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.manifest import Manifest
+from fleetlearn_protocol.vector import Vector
+from fleetlearn_protocol.vertical.kept_part import KeptPart
+from numpy.typing import NDArray
+
+from fleetlearn_coordinator.service.worker_process import WorkerAnswer, WorkerProcess
+
+
+class TopError(FleetError):
+    """The top's process cannot do a step, and could not if it was asked again."""
+
+
+class TopStep(NamedTuple):
+    """What a step of the top gave."""
+
+    loss: float
+    metrics: dict[str, float]
+    gradients: tuple[NDArray[Any], ...]
+
+
+class TopProcess:
+    """The process. Each method returns None where the process died: it has lost what it had."""
+
+    def __init__(self, bundle: Path, manifest: Manifest, threads: int) -> None:
+        self._manifest = manifest
+        self._worker = WorkerProcess("fleetlearn_device.top_worker", str(bundle), str(threads))
+
+    async def load(self, part: KeptPart | None) -> bool | None:
+        """Go on from a checkpoint; None: from the initial model."""
+        content = () if part is None else (part.local.tobytes(), part.state.tobytes())
+        job = {"do": "load", "initial": part is None, "step": 0 if part is None else part.step}
+        answer = await self._ask(job, content)
+        return None if answer is None else True
+
+    async def step(
+        self, step: int, seed: int, hyper: Mapping[str, float], arrays: Sequence[NDArray[Any]]
+    ) -> TopStep | None:
+        """Do a step. arrays: of the top's batch, in its order. Raises TopError."""
+        content = [np.ascontiguousarray(array).tobytes() for array in arrays]
+        job = {"do": "step", "step": step, "seed": seed, "rows": len(arrays[0])}
+        answer = await self._ask({**job, "hyper": dict(hyper)}, content)
+        if answer is None:
+            return None
+        place = 0
+        gradients: list[NDArray[Any]] = []
+        for array, row in zip(arrays, self._manifest.batch, strict=True):
+            if len(gradients) == answer.fields["gradients"]:
+                break
+            size = 4 * array.size
+            piece = answer.content[place : place + size]
+            gradients.append(np.frombuffer(piece, "<f4").reshape(len(array), *row.shape))
+            place += size
+        return TopStep(answer.fields["loss"], answer.fields["metrics"], tuple(gradients))
+
+    async def part(self, step: int) -> KeptPart | None:
+        """Return what the top is after this many steps. Raises TopError."""
+        answer = await self._ask({"do": "part", "step": step}, ())
+        if answer is None:
+            return None
+        vector: Vector = np.frombuffer(answer.content, "<f4").astype(np.float32)
+        size = self._manifest.local_size
+        return KeptPart(step, vector[:size], vector[size:])
+
+    async def _ask(self, job: Mapping[str, Any], content: Sequence[bytes]) -> WorkerAnswer | None:
+        answer = await self._worker.ask_once(job, content)
+        if answer is not None and "error" in answer.fields:
+            raise TopError(Code.BAD_MESSAGE, f"the top cannot go on: {answer.fields['error']}")
+        return answer
+
+    async def close(self) -> None:
+        """End the process."""
+        await self._worker.close()

@@ -1,0 +1,101 @@
+"""``fleetlearn-device vertical``: take part in a vertical run as a party."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fleetlearn_device.commands.exits import EXIT, fail
+from fleetlearn_device.settings.sources import add_flags, read_settings, required
+
+SETTINGS = (
+    "coordinator",
+    "state",
+    "data.source",
+    "limits.threads",
+    "connection.ca",
+    "connection.certificate",
+    "connection.key",
+    "connection.insecure",
+    "connection.token",
+    "connection.token_file",
+    "log.level",
+    "log.format",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.description = (
+        "Train this party's bottom of a split model, with other parties that have other features "
+        "of the same\nrows. Rows and ids stay here; activations of the bottom go to the "
+        "coordinator, and gradients come back."
+    )
+    parser.epilog = EXIT
+    add_flags(parser, only=list(SETTINGS))
+    parser.add_argument(
+        "--bundle", required=True, metavar="BUNDLE", help="this party's bottom, NAME.bundle"
+    )
+    parser.add_argument(
+        "--ids", default="id", metavar="COLUMN", help="the column of the rows' ids; default: id"
+    )
+    parser.add_argument(
+        "--rows-key",
+        required=True,
+        metavar="FILE",
+        help="the key that the parties share and the coordinator does not know, by which ids are "
+        "hashed: openssl rand -hex 32",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Take part until the training is over. Returns the exit status."""
+    values = read_settings(options)
+    for key in ("coordinator", "state", "data.source"):
+        required(values, key)
+    import asyncio
+
+    from fleetlearn_protocol.bundle import open_bundle
+    from fleetlearn_protocol.command_line import needs
+    from fleetlearn_protocol.errors import FleetError
+
+    from fleetlearn_device.commands.logs import begin_log
+    from fleetlearn_device.commands.run import token_in
+
+    with needs("fleetlearn-device", "device"):
+        from fleetlearn_device.runtimes.checks import DataError
+        from fleetlearn_device.runtimes.sessions import StepError
+        from fleetlearn_device.runtimes.split import part_of
+        from fleetlearn_device.vertical.party import Party, PartyRefusedError, PartySettings
+        from fleetlearn_device.vertical.party_table import read_key, read_table
+    from fleetlearn_device.driver.address import checked_address
+
+    begin_log(values)
+    names = ("ca", "certificate", "key", "insecure")
+    try:
+        address = checked_address(
+            values["coordinator"].value,
+            **{name: values[f"connection.{name}"].value for name in names},
+        )
+        bundle = open_bundle(options.bundle)
+        party = part_of(bundle, "bottom").cuts[0].party
+        table = read_table(
+            values["data.source"].value, options.ids, read_key(options.rows_key), bundle.manifest
+        )
+        settings = PartySettings(
+            address,
+            party,
+            values["connection.token"].value or token_in(values),
+            Path(values["state"].value),
+            values["limits.threads"].value or 1,
+        )
+        asyncio.run(Party(settings, bundle, table).run())
+    except (DataError, ValueError) as error:
+        return fail(2, str(error))
+    except PartyRefusedError as error:
+        return fail(4, str(error))
+    except (StepError, FleetError) as error:
+        return fail(1, error.text if isinstance(error, FleetError) else str(error))
+    except KeyboardInterrupt:
+        return 130
+    return 0

@@ -1,0 +1,134 @@
+"""A party's data: the arrays of its bottom, the labels if it has them, and the hashes of its rows'
+ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from fleetlearn_protocol.errors import Code, ProtocolError, in_words
+from fleetlearn_protocol.manifest import Input, Manifest
+from fleetlearn_protocol.paths import in_home
+from fleetlearn_protocol.preprocessing import Preprocessing
+from fleetlearn_protocol.vertical.alignment import (
+    RowHashes,
+    digest_of,
+    hash_rows,
+    read_membership,
+)
+from fleetlearn_protocol.vertical.messages import CommonRows
+from numpy.typing import NDArray
+
+from fleetlearn_device.data.assembling import assembled, typed, with_declared
+from fleetlearn_device.data.preprocessing import prepared_rows
+from fleetlearn_device.data.raw import RawRows, RawSource
+from fleetlearn_device.data.sources import open_source
+from fleetlearn_device.runtimes.checks import DataError, check_batch, check_ranges, find_nonfinite
+
+
+class PartyTable(NamedTuple):
+    """The rows of a party, sorted by the hashes of their ids."""
+
+    hashes: RowHashes
+    """Rising, shape (n,)."""
+    arrays: tuple[NDArray[Any], ...]
+    """Those of the bottom's batch, in its order, without the gradient."""
+    source: RawSource
+    rows: RawRows
+    """The data as they were read, unsorted."""
+    order: NDArray[np.int64]
+    """Place in ``hashes`` -> the row of the data."""
+
+    def common(self, message: CommonRows, content: bytes) -> NDArray[np.int64]:
+        """Return the places of the common rows in ``hashes``, in their common order. Raises
+        ProtocolError unless the common hashes have the digest that the message says."""
+        chosen = np.flatnonzero(read_membership(content, len(self.hashes)))
+        found = digest_of(self.hashes[chosen])
+        if len(chosen) != message.rows or found != message.digest:
+            raise ProtocolError(
+                Code.WRONG_HASH,
+                f"the coordinator says that {message.rows} rows with the digest {message.digest} "
+                f"are common; of this party's rows they are {len(chosen)} with the digest {found}",
+            )
+        return chosen.astype(np.int64)
+
+    def targets(self, wanted: Sequence[Input]) -> list[NDArray[Any]]:
+        """Return the labels of all rows, sorted as ``hashes``, in the dtypes that are wanted.
+        Raises DataError."""
+        if not wanted:
+            return []
+        absent = [row.name for row in wanted if row.name not in self.rows.arrays]
+        if absent:
+            raise DataError(
+                f"{self.source.name}: this party is to give the labels, and there is no column "
+                f"{', '.join(absent)}; there are {', '.join(self.rows.arrays)}"
+            )
+        made = [
+            typed(self.rows.arrays[row.name], row, self.rows, self.source.name) for row in wanted
+        ]
+        return _checked(made, wanted, self.source.name, self.order)
+
+
+def read_table(text: str, ids: str, key: bytes, manifest: Manifest) -> PartyTable:
+    """Read a party's data. Raises DataError.
+
+    text: as ``fleetlearn-device run --data`` takes it. ids: the column with the rows' ids. key:
+    that of the parties.
+    """
+    source, choices = open_source(text)
+    rows = with_declared(source, source.load(), choices)
+    if ids not in rows.arrays:
+        raise DataError(
+            f"{source.name}: there is no column {ids} with the rows' ids; there are "
+            f"{', '.join(rows.arrays)}"
+        )
+    column, inputs = rows.arrays[ids], manifest.data_arrays
+    if column.ndim != 1:
+        raise DataError(
+            f"{source.name}: the column {ids} with the rows' ids has shape {column.shape}; "
+            "expected (n,)"
+        )
+    if isinstance(manifest.preprocessing, Preprocessing):
+        prepared = prepared_rows(rows, manifest.preprocessing, inputs, source.name)
+        if not np.array_equal(prepared.first, np.arange(len(column))):
+            raise DataError(
+                f"{source.name}: the bundle's preprocessing makes other rows than the data have, "
+                "whose ids nobody knows; make such rows beforehand, with an id for each"
+            )
+        made = {row.name: prepared.arrays[row.name] for row in inputs}
+    else:
+        # Ids and labels may stand beside the arrays.
+        named = {row.name for row in inputs} & set(rows.arrays)
+        own = rows._replace(arrays={name: rows.arrays[name] for name in named} or rows.arrays)
+        made = assembled(source, own, inputs, choices)
+    try:
+        hashes = hash_rows(column.tolist(), key)
+    except ValueError as error:
+        raise DataError(f"{source.name}: {error}") from None
+    order = np.argsort(hashes, kind="stable").astype(np.int64)
+    arrays = _checked([made[row.name] for row in inputs], inputs, source.name, order)
+    return PartyTable(hashes[order], tuple(arrays), source, rows, order)
+
+
+def _checked(
+    arrays: Sequence[NDArray[Any]], inputs: Sequence[Input], where: str, order: NDArray[np.int64]
+) -> list[NDArray[Any]]:
+    """Return arrays that fit the bundle, sorted. Raises DataError."""
+    try:
+        fitting = check_batch(list(arrays), inputs)
+        check_ranges(fitting, inputs)
+        problem = find_nonfinite(fitting, inputs)
+    except DataError as error:
+        problem = str(error)
+    if problem is not None:
+        raise DataError(f"{where}: {problem}")
+    return [np.ascontiguousarray(array[order]) for array in fitting]
+
+
+def read_key(path: str) -> bytes:
+    """Return the parties' key from its file. Raises DataError, whose text does not have it."""
+    try:
+        return in_home(path).read_bytes().strip()
+    except (OSError, ValueError) as error:
+        raise DataError(f"the parties' key {path} cannot be read: {in_words(error)}") from None

@@ -1,0 +1,121 @@
+"""Vertical runs as processes: two parties and a coordinator, each of them killed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import PATIENCE, wait_for
+
+from examples import vertical
+
+pytestmark = pytest.mark.slow
+PARTS = ("hospital", "laboratory", "top")
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    """A run in which nobody dies."""
+    folder = tmp_path_factory.mktemp("calm")
+    return folder, vertical.run(folder, 120, victims=())
+
+
+def test_two_parties_train_what_one_place_would(calm: tuple[Path, dict[str, float]]) -> None:
+    _, found = calm
+    assert found["difference"] <= 1e-6
+    assert found["accuracy"] == found["accuracy_in_one_place"] > 0.9
+
+
+def test_deaths_on_all_sides_give_the_same_bits(
+    calm: tuple[Path, dict[str, float]], tmp_path: Path
+) -> None:
+    found = vertical.run(tmp_path, 120, victims=("laboratory", "coordinator", "hospital"))
+    assert found["deaths"] == 3
+    for part in PARTS:
+        assert (tmp_path / f"{part}.onnx").read_bytes() == (
+            calm[0] / f"{part}.onnx"
+        ).read_bytes(), part
+
+
+def prepared(folder: Path, calm: Path, **options: str) -> vertical.Processes:
+    """Return a run with the calm run's bundles and tables, and these lines of the plan."""
+    for name in ("parts", "hospital.npz", "laboratory.npz"):
+        (folder / name).symlink_to(calm / name)
+    processes = vertical.Processes(folder, 6)
+    plan = folder / "coordinator" / "vertical.toml"
+    text = plan.read_text("utf-8")
+    for before, after in options.items():
+        assert before in text
+        text = text.replace(before, after)
+    plan.write_text(text, "utf-8")
+    return processes
+
+
+def said(folder: Path) -> str:
+    return (folder / "processes.log").read_text("utf-8")
+
+
+def finished(process: subprocess.Popen[bytes]) -> int:
+    return process.wait(PATIENCE)
+
+
+def test_parties_with_other_keys_are_told_so_and_end(
+    calm: tuple[Path, dict[str, float]], tmp_path: Path
+) -> None:
+    processes = prepared(tmp_path, calm[0])
+    coordinator, hospital = processes.coordinator(), processes.party("hospital")
+    # The hospital has read its key when it waits for the laboratory.
+    wait_for(lambda: "waiting: for laboratory" in said(tmp_path), "the hospital to wait")
+    (tmp_path / "rows.key").write_text("f" * 64, "utf-8")
+    laboratory = processes.party("laboratory")
+    assert [finished(one) for one in (hospital, laboratory, coordinator)] == [4, 4, 1]
+    assert "no row is common to all (hospital 436, laboratory 426 rows)" in said(tmp_path)
+    status = processes.status()
+    assert (status["phase"], status["served"]) == ("failed", False)
+
+
+def test_a_token_that_is_no_partys_is_refused(
+    calm: tuple[Path, dict[str, float]], tmp_path: Path
+) -> None:
+    processes = prepared(tmp_path, calm[0])
+    coordinator = processes.coordinator()
+    wait_for(lambda: "listens on" in said(tmp_path), "the coordinator")
+    (tmp_path / "coordinator" / "hospital.token").write_text("x" * 43, "utf-8")
+    try:
+        assert finished(processes.party("hospital")) == 4
+        assert "the token is no party's of this run" in said(tmp_path)
+        # A token of another party is no better.
+        laboratory = (tmp_path / "coordinator" / "laboratory.token").read_text("utf-8")
+        (tmp_path / "coordinator" / "hospital.token").write_text(laboratory, "utf-8")
+        assert finished(processes.party("hospital")) == 4
+        assert "this run has no party hospital with that token" in said(tmp_path)
+    finally:
+        coordinator.terminate()
+        assert finished(coordinator) == 0
+
+
+def test_the_coordinator_can_have_the_labels(
+    calm: tuple[Path, dict[str, float]], tmp_path: Path
+) -> None:
+    processes = prepared(
+        tmp_path, calm[0], **{'labels = "hospital"': 'labels_file = "../labels.npz"'}
+    )
+    command: list[Any] = ["fleetlearn_device", "hash-rows", tmp_path / "hospital.npz"]
+    command += ["--rows-key", tmp_path / "rows.key", "--columns", "y"]
+    command += ["--output", tmp_path / "labels.npz"]
+    processes._run(*command)
+    running = [processes.coordinator(), processes.party("hospital"), processes.party("laboratory")]
+    assert [finished(one) for one in running] == [0, 0, 0], said(tmp_path)
+    status = processes.status()
+    assert (status["phase"], status["step"], status["rows"]) == ("finished", 6, 406)
+    # The hospital's own labels are the same: so is what comes of them.
+    other = tmp_path / "other"
+    other.mkdir()
+    again = prepared(other, calm[0])
+    running = [again.coordinator(), again.party("hospital"), again.party("laboratory")]
+    assert [finished(one) for one in running] == [0, 0, 0]
+    for name, path in processes.exported().items():
+        assert path.read_bytes() == again.exported()[name].read_bytes()
+    assert status["loss"] == again.status()["loss"]
