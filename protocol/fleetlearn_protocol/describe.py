@@ -35,6 +35,8 @@ from fleetlearn_protocol.computations import settings as computations
 from fleetlearn_protocol.computations.boosting_settings import BoostColumn
 from fleetlearn_protocol.computations.kinds import KINDS
 from fleetlearn_protocol.secure import pairwise_messages
+from fleetlearn_protocol.vertical import messages as vertical_messages
+from fleetlearn_protocol.vertical.arrays import ArrayPart
 
 _BLOCK = re.compile(r"(<!-- described: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _ALIASES = {
@@ -120,6 +122,13 @@ def tables() -> dict[str, str]:
         ),
         "from-peer": "\n".join(_message(kind) for kind in get_args(peer_messages.FromPeer)),
         "quality": _struct(quality_messages.QualityAnswer, "### "),
+        "from-party": "\n".join(_message(kind) for kind in get_args(vertical_messages.FromParty)),
+        "to-party": "\n".join(
+            (
+                *(_message(kind) for kind in get_args(vertical_messages.ToParty)),
+                _struct(ArrayPart, "### "),
+            )
+        ),
         "codes": _table(
             ("code", "meaning"),
             [(f"`{code.value}`", _notes(errors)[f"Code.{code.name}"]) for code in errors.Code],

@@ -23,6 +23,7 @@ from make_messages import messages
 from make_peers import peers
 from make_secure import secure
 from make_signing import signing
+from make_vertical import vertical
 
 
 def frames() -> dict[str, Any]:
@@ -180,6 +181,7 @@ def main(folder: Path) -> None:
         secure,
         peers,
         computations,
+        vertical,
     ):
         (folder / f"{make.__name__}.json").write_text(lines(make()), encoding="ascii")
 

@@ -68,14 +68,18 @@ class PartyRows(msgspec.Struct, frozen=True, tag="rows"):
     """The hashes of the party's rows follow, in rising order, 32 bytes each."""
 
     size: Size
+    """Bytes that follow."""
     crc32: Checksum
+    """Of these bytes."""
 
 
 class PartyActivations(msgspec.Struct, frozen=True, tag="activations"):
     """What a party's bottom made of a step's rows follows."""
 
     attempt: Attempt
+    """The attempt that is on."""
     step: Step
+    """The step, from 0 on."""
     rows: Digest
     """SHA-256 of the hashes of the step's rows, in their order in the batch: it is the same for all
     parties, or they do not mean the same rows."""
@@ -87,6 +91,7 @@ class PartyDone(msgspec.Struct, frozen=True, tag="done"):
     """The party has done the last step, and has kept its bottom."""
 
     attempt: Attempt
+    """The attempt that is on."""
 
 
 class PartyStops(msgspec.Struct, frozen=True, tag="stops"):
@@ -107,7 +112,9 @@ class VerticalTerms(msgspec.Struct, frozen=True, tag="terms"):
     targets: Annotated[tuple[Input, ...], Meta(max_length=64)]
     """Arrays that the party is to send with its activations: the labels."""
     seed: Annotated[int, Meta(ge=0, le=2**53 - 1)]
+    """What the order of the rows and the parts' random numbers come from."""
     batch_size: Annotated[int, Meta(ge=1, le=2**20)]
+    """Rows of a step."""
     steps: Annotated[int, Meta(ge=1, le=2**31)]
     """How many steps the run has."""
     checkpoint_every: Annotated[int, Meta(ge=1, le=2**31)]
@@ -132,7 +139,9 @@ class CommonRows(msgspec.Struct, frozen=True, tag="common-rows"):
     digest: Digest
     """SHA-256 of the common hashes in rising order."""
     size: Size
+    """Bytes that follow."""
     crc32: Checksum
+    """Of these bytes."""
 
 
 class VerticalBegin(msgspec.Struct, frozen=True, tag="begin"):
@@ -141,6 +150,7 @@ class VerticalBegin(msgspec.Struct, frozen=True, tag="begin"):
     attempt: Attempt
     """Another one each time. What is said of an earlier attempt does not count."""
     step: Step
+    """Steps that are done; the next one is the step of this number."""
 
 
 class PartyGradients(msgspec.Struct, frozen=True, tag="gradients"):
@@ -148,8 +158,11 @@ class PartyGradients(msgspec.Struct, frozen=True, tag="gradients"):
     coordinator's own checkpoint, where one is due after the step, is durable."""
 
     attempt: Attempt
+    """The attempt that is on."""
     step: Step
+    """The step, from 0 on."""
     arrays: Annotated[tuple[ArrayPart, ...], Meta(min_length=1, max_length=1)]
+    """The gradient alone."""
     loss: Number
     """The batch's mean loss before the step."""
 
@@ -158,6 +171,7 @@ class VerticalPause(msgspec.Struct, frozen=True, tag="pause"):
     """A party is gone. The others wait, and keep what they have kept."""
 
     text: Text
+    """What is waited for, for people."""
 
 
 class VerticalFinished(msgspec.Struct, frozen=True, tag="finished"):
@@ -169,6 +183,7 @@ class VerticalRefusal(msgspec.Struct, frozen=True, tag="refused"):
     nothing changes by itself."""
 
     text: Text
+    """Why, for people."""
 
 
 FromParty = PartyJoin | PartyState | PartyRows | PartyActivations | PartyDone | PartyStops
