@@ -35,6 +35,7 @@ from fleetlearn_coordinator.service.views.records import (
     TurnsView,
     Version,
 )
+from fleetlearn_coordinator.storage.vertical_folder import VerticalStatus
 
 OUTPUTS: dict[str, tuple[Any, ...]] = {
     "status": (RunView, HostView),
@@ -64,6 +65,7 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     "canary back": (OperationView,),
     "canary finish": (OperationView,),
     "helper status": (HelperView,),
+    "vertical status": (VerticalStatus,),
     "administrator list": (list[AdministratorView],),
     "backup": (BackupManifest,),
     "restore": (BackupManifest,),

@@ -79,23 +79,22 @@ def status(file: File, as_json: AsJson = False) -> None:
     from fleetlearn_coordinator.storage.vertical_folder import read_vertical_status
 
     with expected_errors():
-        found, served = read_vertical_status(VerticalPlan.load(file).data_dir)
+        found = read_vertical_status(VerticalPlan.load(file).data_dir)
     if as_json:
-        print(msgspec.json.encode({**found, "served": served}).decode())
+        print(msgspec.json.encode(found).decode())
         return
-    parties = found["parties"]
-    assert isinstance(parties, dict)
-    there = [name for name, connected in parties.items() if connected and served]
+    there = [name for name, connected in found.parties.items() if connected]
+    missing = [name for name in found.parties if name not in there]
     lines = {
-        "run": f"{found['run']}, {found['phase']}{'' if served else ', not served now'}",
-        "step": f"{found['step']} of {found['steps']}; all sides keep step {found['checkpoint']}",
-        "rows": f"{found['rows']} common to all parties",
+        "run": f"{found.run}, {found.phase}{'' if found.served else ', not served now'}",
+        "step": f"{found.step} of {found.steps}; the top is kept after step {found.checkpoint}",
+        "rows": f"{found.rows} common to all parties",
         "there": ", ".join(there) or "no party",
-        "missing": ", ".join(name for name in parties if name not in there) or "no party",
-        "loss": f"{found['loss']}",
+        "missing": ", ".join(missing) or "no party",
+        "loss": "not known yet" if found.loss is None else f"{found.loss:.6g}",
     }
-    if found["why"]:
-        lines["because"] = str(found["why"])
+    if found.why:
+        lines["because"] = found.why
     for label, text in lines.items():
         print(f"{label:<8} {text}")
 

@@ -33,6 +33,34 @@ class VerticalRecord(msgspec.Struct):
     finished: bool = False
 
 
+class VerticalStatus(msgspec.Struct, frozen=True):
+    """How a vertical run is."""
+
+    run: str
+    phase: str
+    """waiting, aligning, training, finished or failed."""
+    step: int
+    """Steps that are done."""
+    steps: int
+    """How many the run has."""
+    checkpoint: int
+    """After how many steps the coordinator last kept the top."""
+    rows: int
+    """Rows that are common to all parties; 0: not known yet."""
+    attempt: int
+    """How often the parties have begun, or gone on, since the coordinator started."""
+    parties: dict[str, bool]
+    """Name -> whether the party is connected."""
+    loss: float | None
+    """Of the last step's rows."""
+    metrics: dict[str, float]
+    """The same."""
+    why: str
+    """Why the run failed, or a party stopped."""
+    served: bool = True
+    """Whether a coordinator serves the run now."""
+
+
 class VerticalFolder:
     """The folder, locked for this process. Raises StoreError where it is in use or damaged."""
 
@@ -67,11 +95,11 @@ class VerticalFolder:
         """Write the record durably."""
         _write(self._folder / RUN, msgspec.json.encode(self.record))
 
-    def write_status(self, content: bytes) -> None:
+    def write_status(self, status: VerticalStatus) -> None:
         """Write what `status` shows. It need not survive a power cut."""
         path = self._folder / STATUS
         draft = path.with_suffix(".draft")
-        draft.write_bytes(content)
+        draft.write_bytes(msgspec.json.encode(status))
         draft.replace(path)
 
     def checkpoints(self, key: PartKey) -> tuple[int, ...]:
@@ -91,13 +119,15 @@ class VerticalFolder:
             _path(self._folder, step).unlink(missing_ok=True)
 
 
-def read_vertical_status(folder: Path) -> tuple[dict[str, object], bool]:
-    """Return what a run last said of itself, and whether a coordinator serves it now. Raises
-    StoreError where there is no run."""
+def read_vertical_status(folder: Path) -> VerticalStatus:
+    """Return what a run last said of itself. Raises StoreError where there is no run."""
     path = folder / STATUS
     if not path.exists():
         raise StoreError(Code.UNKNOWN_CONTENT, f"{folder} has no run yet: it was never served")
-    return decode(path.read_bytes(), dict[str, object], str(path)), is_locked(folder / LOCK)
+    found = decode(path.read_bytes(), VerticalStatus, str(path))
+    served = is_locked(folder / LOCK)
+    parties = {name: there and served for name, there in found.parties.items()}
+    return msgspec.structs.replace(found, served=served, parties=parties)
 
 
 def newest_top(folder: Path, bundle: str) -> KeptPart:

@@ -28,9 +28,6 @@ COMMANDS: dict[str, DeviceCommand] = {
     "install-service": DeviceCommand(
         "install_service", "write a systemd service that serves from boot on"
     ),
-    "vertical": DeviceCommand("vertical", "train a bottom with parties that have other features"),
-    "export-bottom": DeviceCommand("export_bottom", "write a trained bottom as an ONNX file"),
-    "hash-rows": DeviceCommand("hash_rows", "write labels with hashes of their rows' ids"),
     "predict": DeviceCommand("predict", "predict with the model that a device keeps"),
     "fetch-model": DeviceCommand("fetch_model", "fetch the newest model without taking part"),
     "export-model": DeviceCommand(
@@ -42,6 +39,9 @@ COMMANDS: dict[str, DeviceCommand] = {
     ),
     "peer": DeviceCommand("peer", "train with neighbours, without a coordinator"),
     "peer-card": DeviceCommand("peer_card", "print a device's entry in the peers' address book"),
+    "vertical": DeviceCommand("vertical", "train a bottom with parties that have other features"),
+    "export-bottom": DeviceCommand("export_bottom", "write a trained bottom as an ONNX file"),
+    "hash-rows": DeviceCommand("hash_rows", "write labels with hashes of their rows' ids"),
     "public-key": DeviceCommand(
         "public_key", "print the device's line in a helper's roster (secure aggregation)"
     ),

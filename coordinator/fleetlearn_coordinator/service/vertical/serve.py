@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-import msgspec
 import numpy as np
 from fleetlearn_protocol.command_line import stop_signals
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError, clip
@@ -55,7 +54,7 @@ from fleetlearn_coordinator.service.vertical.labels import OwnLabels, read_label
 from fleetlearn_coordinator.service.vertical.settings import VerticalPlan, hash_of_token
 from fleetlearn_coordinator.service.vertical.top import TopProcess
 from fleetlearn_coordinator.service.worker_process import MAX_DEATHS, PAUSE, check_installed
-from fleetlearn_coordinator.storage.vertical_folder import VerticalFolder
+from fleetlearn_coordinator.storage.vertical_folder import VerticalFolder, VerticalStatus
 
 logger = logging.getLogger("fleetlearn.vertical")
 
@@ -396,22 +395,18 @@ class VerticalServer:
         """Write what `status` shows."""
         engine = self.engine
         self.folder.write_status(
-            msgspec.json.encode(
-                {
-                    "run": self.folder.record.run,
-                    "phase": engine.phase,
-                    "step": engine.step,
-                    "steps": self._plan.steps,
-                    "checkpoint": max(engine.kept.checkpoints, default=0),
-                    "rows": engine.kept.rows,
-                    "attempt": engine.attempt,
-                    "parties": {
-                        party: serving and party in engine.seats for party in engine.parties
-                    },
-                    "loss": self._loss,
-                    "metrics": self._metrics,
-                    "why": engine.why,
-                }
+            VerticalStatus(
+                self.folder.record.run,
+                engine.phase,
+                engine.step,
+                self._plan.steps,
+                max(engine.kept.checkpoints, default=0),
+                engine.kept.rows,
+                engine.attempt,
+                {party: serving and party in engine.seats for party in engine.parties},
+                self._loss,
+                self._metrics,
+                engine.why,
             )
         )
 
