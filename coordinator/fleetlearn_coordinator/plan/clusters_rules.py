@@ -78,6 +78,13 @@ CLUSTERS_RULES = (
         ),
     ),
     _clusters_rule(
+        lambda plan: plan.evaluation.data is not None,
+        lambda plan: (
+            "evaluation.data: nobody says which of the models held-out data are for. Leave "
+            "evaluation.data out"
+        ),
+    ),
+    _clusters_rule(
         lambda plan: plan.models.give,
         lambda plan: (
             "models.give = true: a device that takes no part does not say which model fits its "

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fleetlearn_protocol.epsilon_text import budget_text, share_text, spent_text
+from fleetlearn_protocol.exchanges import FIT
 from fleetlearn_protocol.quality_messages import QUALITY
 
 from fleetlearn_coordinator.aggregation.round_summary import (
@@ -227,8 +228,18 @@ def describe_look(summary: Mapping[str, Any]) -> str:
     return f"{describe_answers(summary)}; {named} (fleetlearn-coordinator data-quality says more)"
 
 
+def describe_fit(summary: Mapping[str, Any]) -> str:
+    """Return in one line which models devices chose."""
+    chosen = ", ".join(f"{name} {count}" for name, count in summary["chosen"].items())
+    return (
+        f"{describe_answers(summary)}; each trains the model that fits its data best: {chosen}; "
+        f"{summary['in_doubt']} are in doubt"
+    )
+
+
 DESCRIBE: dict[str, Callable[[Mapping[str, Any]], str]] = {
     EVALUATION: describe_evaluation,
     QUALITY: describe_look,
+    FIT: describe_fit,
 }
 """Kind of exchange -> what makes one line of its summary, where ``describe_answers`` says less."""

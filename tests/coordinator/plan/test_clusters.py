@@ -46,6 +46,7 @@ def test_other_recipes_may_have_clusters() -> None:
         (f"{IFCA}[evaluation]\nevery = 2\n", "evaluation.every = 2"),
         (f'{IFCA}[distil]\ndata = "d.npz"\nbundle = "d.bundle"\n', "[clusters] and [distil]"),
         (f'{IFCA}[local]\nalgorithm = "statistics"\n', "a computation"),
+        (f'{IFCA}[evaluation]\ndata = "held.npz"\n', "[clusters] and evaluation.data"),
         (f"{IFCA}[models]\ngive = true\n", "models.give = true"),
         (f"{IFCA}[pace]\nconnected = 10\n", "pace.connected = 10"),
         (f'{IFCA}[aggregation]\naggregator = "median"\n', 'aggregation.aggregator = "median"'),

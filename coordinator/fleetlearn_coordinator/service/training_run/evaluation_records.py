@@ -34,10 +34,10 @@ class EvaluationRecords(ExchangeRecords):
         """Of the last valid evaluation: those that enough devices measured."""
 
     def look_for_request(self) -> bool:
-        name = self._requests.evaluation()
+        name, plan = self._requests.evaluation(), self.plan
         # A run that has become private since somebody asked does not answer, nor one without a
-        # model.
-        refused = self.plan.hides_devices or self.plan.algorithm.computes
+        # model, nor one in which nobody says which of several models is a device's.
+        refused = plan.hides_devices or plan.algorithm.computes or plan.clusters is not None
         if name is not None and (refused or name == self.answered):
             self._requests.remove_evaluation()
             name = None

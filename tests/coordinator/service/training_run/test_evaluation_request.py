@@ -26,6 +26,16 @@ def test_a_private_run_is_not_evaluated(make_plan: PlanMaker) -> None:
     fleet.store.close()
 
 
+def test_a_run_with_clusters_is_not_evaluated(make_plan: PlanMaker) -> None:
+    plan = make_plan("ifca", clusters__count=2)
+    fleet = Fleet(plan)
+    with pytest.raises(FleetError, match="is a run with clusters: an evaluation measures one"):
+        ask_to_evaluate(plan.data_dir)
+    find_storage(plan.data_dir).requests.ask_for_evaluation()
+    assert not fleet.run.exchanges[EVALUATION].look_for_request()
+    fleet.store.close()
+
+
 def test_a_request_of_before_is_not_answered_by_a_private_run(make_plan: PlanMaker) -> None:
     plain = make_plan(round__weighting="uniform", local__evaluate=False)
     fleet = Fleet(plain)
