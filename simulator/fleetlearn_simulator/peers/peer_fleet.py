@@ -107,8 +107,10 @@ class PeerFleet:
         check_peers(scenario, bundle)
         assert scenario.peers is not None
         self.section: PeersSection = scenario.peers
-        # What a coordinator asks devices to measure before they train, peers leave out.
-        local = msgspec.structs.replace(scenario.plan.local, evaluate=False)
+        # What a coordinator asks devices to measure before they train, peers leave out. A straggler
+        # does some of the step's batches, where these are no whole epochs.
+        epochs = scenario.plan.local.epochs if self.section.local_steps is None else 1
+        local = msgspec.structs.replace(scenario.plan.local, evaluate=False, epochs=epochs)
         plan = msgspec.structs.replace(scenario.plan, local=local)
         self.scenario = msgspec.structs.replace(scenario, plan=plan)
         failures = msgspec.structs.replace(scenario.failures, outages=())
@@ -125,7 +127,7 @@ class PeerFleet:
         examples = source.examples(self.ids)
         self.has_data = examples > 0
         """Peers without examples mix and do not train."""
-        steps = steps_of(settings_of(self.scenario.plan, bundle), examples)
+        steps = steps_of(settings_of(scenario.plan, bundle), examples)
         most = self.section.local_steps
         self.steps: Ints = steps if most is None else np.minimum(steps, most)
 

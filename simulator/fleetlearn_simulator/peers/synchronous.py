@@ -1,7 +1,7 @@
 """Synchronous steps: all peers train, then all mix by one matrix.
 
-The peers are in lock step: a step begins when the slowest peer of the one before is done, or at the
-deadline. A peer that vanishes, or is offline, leaves the matrix for this step (``without``), and
+The peers are in lock step: a step ends when its slowest peer is done, or at the deadline if one
+vanished. A peer that vanishes, or is offline, leaves the matrix for this step (``without``), and
 goes on with the model that it had. One that is late, or goes offline before it is done, keeps what
 it trained, and mixes with nobody.
 """
@@ -22,6 +22,8 @@ from fleetlearn_simulator.population.failures import CAUSES
 from fleetlearn_simulator.population.traits import Ids
 
 LATE, OFFLINE, DIVERGED = "late", "offline", "diverged"
+ANSWERED = ("straggler", "out-of-time")
+"""Causes after which a peer is still connected, so that its neighbours know of it."""
 
 
 def synchronous_steps(fleet: PeerFleet) -> Iterator[PeerStep]:
@@ -68,7 +70,9 @@ def _step(fleet: PeerFleet, step: int, now: float, ids: Ids) -> tuple[float, Pee
     totals.wasted = float(seconds[cause != ""].sum())
     names, counts = np.unique(cause[cause != ""], return_counts=True)
     totals.causes.update(dict(zip(names.tolist(), counts.tolist(), strict=True)))
-    end = now + float(seconds.max())
+    # The others wait for a peer that says nothing any more, as real ones do.
+    silent = np.isin(cause, ("", DIVERGED, *ANSWERED), invert=True).any()
+    end = now + (fleet.section.deadline if silent else float(seconds.max()))
     fleet.note(
         [
             {"time": end, "event": "gone", "peer": peer, "step": step, "cause": why}

@@ -64,6 +64,22 @@ def test_the_number_of_processes_changes_no_byte(
     assert several == alone
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["steps", "gossip"])
+def test_ten_thousand_peers(softmax: Path, tmp_path: Path, mode: str) -> None:
+    settings = MESSY | {"topology": "exponential", "local_steps": 1, "plan__stop__rounds": 3}
+    scenario = scenario_of(tmp_path, softmax, 10_000, mode=mode, **settings)
+    options = Options(backend="vectorized", workers=1, test=0)
+    outcome = simulate_peers(scenario, tmp_path / "run", options)
+    assert outcome is not None
+    found = outcome.summary["peers"]
+    assert found["tested"] == 10_000
+    assert 0 < found["consensus"] < 1
+    first, *_, last = read_rows(tmp_path / "run", ROUNDS)
+    assert last["train"]["loss"] < first["train"]["loss"]
+    assert {"crash", "train"} & {*outcome.summary["lost"]}
+
+
 def test_what_is_measured(softmax: Path, tmp_path: Path) -> None:
     scenario = scenario_of(tmp_path, softmax, 12, tested=5, plan__stop__rounds=4)
     outcome = simulate_peers(scenario, tmp_path / "run", ONE._replace(test=2))

@@ -84,6 +84,17 @@ def test_local_steps_are_bounded(line: Path, tmp_path: Path) -> None:
     assert next(synchronous_steps(fleet)).time == pytest.approx(20.0, abs=1e-6)
 
 
+def test_a_straggler_does_a_part_of_its_local_steps(line: Path, tmp_path: Path) -> None:
+    local = {"epochs": 3, "batch_size": 10, "lr": 0.001}
+    scenario = scenario_of(
+        tmp_path, line, 4, local_steps=2, failures={"stragglers": 1.0}, plan__local=local
+    )
+    fleet = make_peers(scenario, tmp_path)
+    np.testing.assert_array_equal(fleet.steps, 2)
+    step = next(synchronous_steps(fleet))
+    assert (step.partial, step.mixed, step.time) == (4, 4, pytest.approx(10.0, abs=1e-6))
+
+
 def test_those_that_vanish_keep_their_model_and_the_others_keep_their_mean(
     line: Path, tmp_path: Path
 ) -> None:
@@ -127,13 +138,20 @@ def test_a_late_peer_keeps_what_it_trained_and_mixes_with_nobody(
 def test_peers_that_are_offline_are_left_out_and_come_back(line: Path, tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("device,on,off\n0,0,1000\n1,0,15\n1,60,1000\n2,0,1000\n")
     scenario = scenario_of(
-        tmp_path, line, 3, availability={"kind": "trace", "file": "trace.csv"}, topology="complete"
+        tmp_path,
+        line,
+        3,
+        availability={"kind": "trace", "file": "trace.csv"},
+        topology="complete",
+        deadline=35.0,
     )
     steps = synchronous_steps(make_peers(scenario, tmp_path))
     first, second, third = (next(steps) for _ in range(3))
     # Peer 1 goes offline at 15 s, before its two steps are done.
     assert (first.there, first.mixed, first.causes) == (3, 2, {"offline": 1})
-    assert (second.there, second.mixed, second.time) == (2, 2, pytest.approx(60.0, abs=1e-6))
+    # The others wait for it until the deadline; in the next step nobody expects it.
+    assert first.time == 35.0
+    assert (second.there, second.mixed, second.time) == (2, 2, pytest.approx(65.0, abs=1e-6))
     assert (third.there, third.mixed) == (3, 3)
 
 
