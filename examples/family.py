@@ -1,10 +1,12 @@
 """Three models of the digits in one run: gateways train a CNN, phones a small network, and every
 other device a linear model.
 
-    python -m examples.family [--rounds 20] [--output family-demo]
+    python -m examples.family [--rounds 20] [--alpha 1.0] [--distil] [--output family-demo]
 
 exports the three bundles, starts a coordinator and six devices with examples/family.toml, kills one
 of the devices on the way, and prints what each model makes of the digits that nobody trained on.
+With --distil the three models teach each other after each round (docs/algorithms/distillation.md),
+by 400 scans without labels that no device has. A small --alpha makes devices' digits differ more.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +33,22 @@ DEVICES = {"gateway": 2, "phone": 2, "sensor": 2}
 MEMBERS = ("cnn", "mlp", "linear")
 PATIENCE = 300.0
 """Seconds that the run may take."""
+UNLABELLED = 400
+"""Scans that no device has, with --distil."""
+DISTIL = """
+[distil]
+data = "unlabelled.npz"      # without labels
+batch_size = 64
+lr = 0.003
+"""
+
+
+class Asked(NamedTuple):
+    """What the command was asked for."""
+
+    rounds: int
+    alpha: float
+    distil: bool
 
 
 def cnn() -> dict[str, Any]:
@@ -63,18 +81,24 @@ def _with(name: str, layers: Any) -> dict[str, Any]:
     return {**digits.export(), "model": model, "name": name}
 
 
-def write_files(folder: Path, rounds: int, port: int) -> dict[str, Path]:
+def write_files(folder: Path, port: int, asked: Asked) -> dict[str, Path]:
     """Export the bundles, and write the plan, the service file and the devices' data. Returns name
     of each device -> its data."""
+    plan = PLAN.read_text("utf-8").replace("rounds = 20", f"rounds = {asked.rounds}")
     for member in MEMBERS:
-        command = [_program("fleetlearn-export"), f"examples.family:{member}"]
-        options = ["--output", folder / f"{member}.bundle"]
-        run_command(member, [*command, *options], folder / f"export-{member}.log", timeout=170.0)
-    plan = PLAN.read_text("utf-8").replace("rounds = 20", f"rounds = {rounds}")
+        _export(folder, member, folder / f"{member}.bundle")
+        if asked.distil:
+            _export(folder, member, folder / f"{member}-distil.bundle", "--distillation")
+            own = f'bundle = "{member}.bundle"'
+            plan = plan.replace(own, f'{own}\ndistil = "{member}-distil.bundle"')
+    x, y = digits.data()[:2]
+    if asked.distil:
+        plan += DISTIL
+        np.savez(folder / "unlabelled.npz", x=x[:UNLABELLED])
+        x, y = x[UNLABELLED:], y[UNLABELLED:]
     (folder / "family.toml").write_text(plan, "utf-8")
     (folder / "service.toml").write_text(f"port = {port}\n", "utf-8")
-    x, y = digits.data()[:2]
-    shards = digits.dirichlet_shards(y, sum(DEVICES.values()), alpha=1.0, seed=1)
+    shards = digits.dirichlet_shards(y, sum(DEVICES.values()), asked.alpha, seed=1)
     names = [f"{tag}-{number}" for tag, count in DEVICES.items() for number in range(count)]
     files = {}
     for name, rows in zip(names, shards, strict=True):
@@ -83,17 +107,22 @@ def write_files(folder: Path, rounds: int, port: int) -> dict[str, Path]:
     return files
 
 
+def _export(folder: Path, member: str, bundle: Path, *options: str) -> None:
+    command = [_program("fleetlearn-export"), f"examples.family:{member}", "--output", bundle]
+    run_command(member, [*command, *options], folder / f"export-{member}.log", timeout=170.0)
+
+
 def _program(name: str) -> Path:
     return Path(sys.executable).with_name(name)
 
 
-def run(folder: Path, rounds: int) -> dict[str, float]:
+def run(folder: Path, asked: Asked) -> dict[str, float]:
     """Run the family to its end. Returns name of each member -> its accuracy on the held-out
     digits."""
     from examples.demo.fleet import free_port
 
     port = free_port()
-    files = write_files(folder, rounds, port)
+    files = write_files(folder, port, asked)
     serve = ["serve", folder / "family.toml", "--service", folder / "service.toml"]
     log = folder / "coordinator.log"
     coordinator = Child("the coordinator", [_program("fleetlearn-coordinator"), *serve], log)
@@ -146,6 +175,8 @@ def accuracy_of(folder: Path, member: str) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.family", description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--alpha", type=float, default=1.0, help="of the Dirichlet distribution")
+    parser.add_argument("--distil", action="store_true", help="let the models teach each other")
     parser.add_argument("--output", type=Path, default=Path("family-demo"), metavar="DIR")
     options = parser.parse_args()
     if not re.fullmatch("[1-9][0-9]{0,2}", str(options.rounds)):
@@ -157,7 +188,7 @@ def main() -> int:
         with own_folder(folder, old):
             for log in folder.glob("*.log"):
                 log.unlink()
-            found = run(folder, options.rounds)
+            found = run(folder, Asked(options.rounds, options.alpha, options.distil))
     except DemoError as error:
         print(error, file=sys.stderr)
         return 1

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fleetlearn_protocol import BundleError, open_bundle
 from fleetlearn_protocol.command_line import needs
@@ -18,6 +18,9 @@ from fleetlearn_protocol.errors import in_words
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.installation import check_installation
+
+if TYPE_CHECKING:
+    from fleetlearn_export.written_bundle import Exported
 
 with needs("fleetlearn-export", "export"):
     import typer
@@ -63,11 +66,20 @@ def export(
         typer.Option(metavar="DIR", help="The bundle's folder; an older bundle there is replaced."),
     ],
     batch: BatchSize = 20,
+    distillation: Annotated[
+        bool,
+        typer.Option(
+            "--distillation",
+            help="Write the bundle with which a coordinator distils the model, for distil.bundle "
+            "of a plan.",
+        ),
+    ] = False,
 ) -> None:
     """Export a PyTorch model as a training bundle, and say what it holds."""
     with _errors_as_one_line():
         check_installation()
         from fleetlearn_export.bundle import export_bundle
+        from fleetlearn_export.distillation import distillation_of, export_distillation
         from fleetlearn_export.inspection.summary import Line, summary
 
         _check_folder(output)
@@ -78,8 +90,11 @@ def export(
             raise ExportError(
                 f"{function} returned {sorted(arguments)}, not export_bundle's arguments: {error}"
             ) from None
+        write: Callable[..., Exported] = export_bundle
+        if distillation:
+            write, arguments = export_distillation, distillation_of(arguments)
         with _stages() as stage:
-            made = export_bundle(path=output, **{"progress": stage, **arguments})
+            made = write(path=output, **{"progress": stage, **arguments})
             stage("measuring what a step costs")
             groups = summary(
                 made.bundle,

@@ -9,7 +9,7 @@ of the teachers' logits, and each teacher counts the same. Hinton, Vinyals and D
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -22,6 +22,9 @@ from fleetlearn_export.bundle import export_bundle
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.user_model import evaluation_mode
 from fleetlearn_export.written_bundle import Exported
+
+KEPT = ("model", "train", "frozen", "memory", "batch", "compute", "progress")
+"""Arguments of ``export_bundle`` that a distillation bundle of the same model has too."""
 
 
 def distillation_loss(outputs: Tensor, teacher: Tensor, temperature: Tensor) -> Tensor:
@@ -36,6 +39,17 @@ def distillation_loss(outputs: Tensor, teacher: Tensor, temperature: Tensor) -> 
     wanted = torch.log_softmax(teacher / scale, 1)
     found = torch.log_softmax(outputs / scale, 1)
     return (wanted.exp() * (wanted - found)).sum(1).mean()
+
+
+def distillation_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``export_distillation`` for the model of ``export_bundle``'s
+    ``arguments``, without path."""
+    found = {name: value for name, value in arguments.items() if name in KEPT}
+    inputs = len(arguments["example"]) - arguments.get("targets", 1)
+    found["example"] = arguments["example"][:inputs]
+    if arguments.get("names") is not None:
+        found["names"] = arguments["names"][:inputs]
+    return found
 
 
 def export_distillation(

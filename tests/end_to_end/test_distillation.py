@@ -4,6 +4,7 @@ SIGKILL of either process costs."""
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,20 @@ from torch import nn
 
 ROUNDS = 2
 """The model of the second is distilled."""
-SLOWLY = 8_000
+SLOWLY = 15_000
 """Steps of a distillation, enough for somebody to die in it."""
 
 
 @pytest.fixture(scope="session")
 def distillation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the distillation bundle of ``bundle_path``'s model, and scans without their
-    labels."""
+    """A folder with the distillation bundles of a linear model, ``bundle_path``'s, and of a small
+    network, and scans without their labels."""
     folder = tmp_path_factory.mktemp("distillation")
     x = DIGITS["data"]().x_test.reshape(-1, 64)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        model = nn.Linear(64, 10)
-    distillation_bundle(model, torch.from_numpy(x[:4]), folder / "distil.bundle")
+    models = {"distil": nn.Linear(64, 10)}
+    models["mlp"] = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    for name, model in models.items():
+        distillation_bundle(model, torch.from_numpy(x[:4]), folder / f"{name}.bundle")
     np.savez(folder / "unlabelled.npz", x=x)
     return folder
 
@@ -88,7 +89,7 @@ def worker_of(run: Processes) -> psutil.Process:
 
 @pytest.mark.slow
 def test_whoever_dies_the_models_are_the_same(
-    tmp_path: Path, bundle_path: Path, shards: list[Path], distillation: Path
+    tmp_path: Path, bundle_path: Path, shards: list[Path], distillation: Path, warm: Path
 ) -> None:
     """The kills are in the distillation, which takes seconds."""
     digests = list[list[str]]()
@@ -96,12 +97,10 @@ def test_whoever_dies_the_models_are_the_same(
         folder = tmp_path / victim
         folder.mkdir()
         plan = write_plan(folder, bundle_path, distillation, distil__steps=SLOWLY)
-        with processes(folder) as run:
+        with processes(folder, warm) as run:
             start(run, plan, shards)
             if victim != "nobody":
                 worker = worker_of(run)
-                maps = Path(f"/proc/{run.running['coordinator'].pid}/maps")
-                assert "onnxruntime" not in maps.read_text()
                 if victim == "worker":
                     worker.kill()
                 else:
@@ -113,6 +112,51 @@ def test_whoever_dies_the_models_are_the_same(
             if victim == "worker":
                 assert "the process that distils died (1)" in run.log("coordinator")
     assert digests[0] == digests[1] == digests[2]
+
+
+FAMILY = {"mlp": ("a", "b"), "linear": ("c", "d")}
+"""Member -> its devices."""
+
+
+def write_family(folder: Path, bundles: Mapping[str, Path], files: Path) -> Path:
+    settings = {"round__goal": 4, "round__minimum": 4, "distil__steps": SLOWLY}
+    plan = write_plan(folder, bundles["mlp"], files, **settings)
+    text = plan.read_text().replace(f'bundle = "{bundles["mlp"]}"\n', "")
+    text = text.replace(f'bundle = "{files / "distil.bundle"}"\n', "")
+    for name, own in {"mlp": "mlp", "linear": "distil"}.items():
+        text += f'\n[family.{name}]\nbundle = "{bundles[name]}"\n'
+        text += f'distil = "{files / own}.bundle"\n' + f'tags = ["{name}"]\n' * (name == "mlp")
+    plan.write_text(text)
+    return plan
+
+
+@pytest.mark.slow
+def test_members_of_a_family_teach_each_other_whoever_dies(
+    tmp_path: Path, family_bundles: Mapping[str, Path], shards: list[Path], distillation: Path,
+    warm: Path,
+) -> None:  # fmt: skip
+    digests = list[list[str]]()
+    for victim in ("nobody", "coordinator"):
+        folder = tmp_path / victim
+        folder.mkdir()
+        plan = write_family(folder, family_bundles, distillation)
+        service_file(plan, port := free_port())
+        with processes(folder, warm) as run:
+            run.coordinator(plan)
+            names = [(member, name) for member, pair in FAMILY.items() for name in pair]
+            for (member, name), shard in zip(names, shards, strict=False):
+                options = ["--tag", member]
+                run.device(name, f"ws://127.0.0.1:{port}", shard, options=options)
+            if victim == "coordinator":
+                worker_of(run)
+                run.kill("coordinator")
+                run.coordinator(plan)
+            digests.append(models_of(run))
+        told = read_status(folder / "run").rounds[-1].summary["distilled"]
+        assert told["teachers"] == 4
+        assert {*told["members"]} == {*FAMILY}
+        assert all(own["loss_after"] < own["loss_before"] for own in told["members"].values())
+    assert digests[0] == digests[1]
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from bundle_cache import cached_export
 from fleetlearn_export import LocalStep
 from fleetlearn_export.__main__ import main
 from fleetlearn_protocol import Bundle, open_bundle, pack_bundle, write_bundle
+from fleetlearn_protocol.distillation import misfit
 from fleetlearn_protocol.manifest import INFER, TRAIN
 
 MODULE = """
@@ -341,3 +342,20 @@ def test_errors_of_bundles_have_no_codes(
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().err == "fleetlearn-export: nowhere does not exist\n"
+
+
+@pytest.mark.slow
+def test_a_distillation_bundle_of_the_same_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for options in ([], ["--distillation"]):
+        output = str(folder / f"made{len(options)}.bundle")
+        words = ["fleetlearn-export", "my_task:export", "--output", output, *options]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+    trained, distilled = (open_bundle(folder / f"made{count}.bundle").manifest for count in (0, 1))
+    assert misfit(trained, distilled) is None
+    assert [row.name for row in distilled.batch] == ["x", "teacher", "temperature"]
+    assert distilled.step.optimizer == "adam"
