@@ -30,7 +30,6 @@ from fleetlearn_coordinator.aggregation.round_sums import Aggregators
 from fleetlearn_coordinator.plan.computation_rules import computation_misfit
 from fleetlearn_coordinator.plan.contradictions import contradictions
 from fleetlearn_coordinator.plan.defaults import fill_defaults
-from fleetlearn_coordinator.plan.distil_files import check_distillation
 from fleetlearn_coordinator.plan.family_rules import family_misfit
 from fleetlearn_coordinator.plan.family_section import FamilyMember
 from fleetlearn_coordinator.plan.pairwise_rules import pairwise_settings
@@ -292,11 +291,10 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
 
     def check_members(self, manifests: Mapping[str, Manifest]) -> None:
         """Raise PlanError where the plan and one of its bundles do not fit together, or the bundles
-        of a family or the files of [distil] do not. ``manifests``: as for ``family_rules``."""
+        of a family do not. ``manifests``: as for ``family_rules``."""
         for manifest in manifests.values():
             self.check_against(manifest)
         self.check_family(manifests)
-        check_distillation(self, manifests)
 
     def check_family(self, manifests: Mapping[str, Manifest]) -> None:
         """Raise PlanError where the bundles of a family do not go together."""

@@ -11,6 +11,7 @@ from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.errors import Code, FleetError
 
 from fleetlearn_coordinator.network.host import Host
+from fleetlearn_coordinator.plan.distil_files import check_distillation
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.rounds.commands import Command
@@ -48,6 +49,7 @@ def open_run(
     bundle = next(iter(bundles.values()))
     if plan.distil is not None:
         worker_process.check_installed("distillation", "leave [distil] out")
+        check_distillation(plan, {name: each.manifest for name, each in bundles.items()})
     store = open_store(
         plan.data_dir,
         identity_of(bundles),

@@ -102,6 +102,15 @@ def test_the_list_of_devices_of_pairwise_masks_is_named(tmp_path: Path, bundle_p
     assert tmp_path / "devices.txt" in find_contents(plan, None, keys=False).files
 
 
+def test_files_of_a_distillation_are_named(tmp_path: Path, bundle_path: Path) -> None:
+    plan, distil = tmp_path / "plan.toml", {"distil__data": "u.npz", "distil__bundle": "d.zip"}
+    (tmp_path / "d.zip").write_bytes(b"")
+    plan.write_text(plan_text(bundle_path, "run", **distil))
+    found = find_contents(plan, None, keys=False)
+    assert {tmp_path / "u.npz", tmp_path / "d.zip"} < {*found.files}
+    assert tmp_path / "u.npz" in found.secret
+
+
 def test_what_does_not_go_together_is_refused(tmp_path: Path, bundle_path: Path) -> None:
     plan, service = tmp_path / "plan.toml", tmp_path / "service.toml"
     plan.write_text(plan_text(bundle_path, "run"))

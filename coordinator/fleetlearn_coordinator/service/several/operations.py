@@ -17,6 +17,7 @@ from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.network.gate import NAME
+from fleetlearn_coordinator.plan.distil_files import check_distillation
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
@@ -61,9 +62,9 @@ class Operations:
                 Code.BAD_MESSAGE, f"{name!r} is no name of a run: 1 to 64 letters, digits and ._-"
             )
         plan.check_served(self.service)
-        plan.check_members(
-            {name: open_bundle(path).manifest for name, path in plan.members.items()}
-        )
+        manifests = {name: open_bundle(path).manifest for name, path in plan.members.items()}
+        plan.check_members(manifests)
+        check_distillation(plan, manifests)
         for run in self.runs.runs():
             if run.name != name and _data_dir(run) == plan.data_dir.resolve():
                 text = (

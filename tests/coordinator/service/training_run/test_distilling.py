@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan
-from fleetlearn_coordinator.plan import plan as plan_module
 from fleetlearn_coordinator.rounds.waiting_words import waits_for
 from fleetlearn_coordinator.service.training_run.distilling import Distilling, DistilQuestion
 from fleetlearn_coordinator.service.worker_process import WorkerAnswer
@@ -30,9 +29,8 @@ LOSSES = {"loss_before": 0.5, "loss_after": 0.25}
 
 
 @pytest.fixture
-def make(make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch) -> PlanMaker:
+def make(make_plan: PlanMaker) -> PlanMaker:
     """The files are a worker's: here nobody opens them."""
-    monkeypatch.setattr(plan_module, "check_distillation", lambda plan, manifests: [])
 
     def made(**settings: Any) -> Plan:
         return make_plan(**(DISTIL | settings))
