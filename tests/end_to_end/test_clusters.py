@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import runpy
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from peers import plan_text
 from processes import Processes, free_port, processes, service_file, wait_for
 from quadratics import Quadratic, quadratics_bundle
+from web_sdk import script
 
 CRASH = Path(__file__).with_name("crash_clusters.py")
 with pytest.MonkeyPatch.context() as patch:
@@ -58,7 +60,11 @@ class Found(NamedTuple):
     """How many devices chose each model, in each round's fit."""
 
 
-def play(run: Processes, bundle: Path, crash: str | None = None) -> Found:
+def play(
+    run: Processes, bundle: Path, crash: str | None = None, in_browser: Sequence[int] = ()
+) -> Found:
+    """``crash``: where device 0 or the coordinator dies, and is started again. ``in_browser``:
+    devices that have the SDK for browsers, in Node."""
     port, data_dir, plan = free_port(), run.folder / "run", run.folder / "plan.toml"
     service_file(plan, port)
     plan.write_text(plan_text(bundle, data_dir, **SETTINGS))
@@ -67,7 +73,13 @@ def play(run: Processes, bundle: Path, crash: str | None = None) -> Found:
     url = f"ws://127.0.0.1:{port}"
 
     def start(number: int, *wrapper: str | Path) -> None:
-        run.device(f"device-{number}", url, run.folder / f"{number}.npz", *wrapper)
+        name, data = f"device-{number}", run.folder / f"{number}.npz"
+        if number in in_browser:
+            state = run.folder / f"{name}.state"
+            told = ("--until-finished", "--name", name)
+            run.start(name, *script("node_device"), url, data, state, *told)
+            return
+        run.device(name, url, data, *wrapper)
 
     at_coordinator = crash in POINTS["COORDINATOR"]
     wrapper: tuple[str | Path, ...] = () if crash is None else (CRASH, crash)
@@ -145,6 +157,16 @@ def test_rounds_are_the_paper_s(tmp_path: Path, quadratics: Path, undisturbed: F
     groups = [{chosen[-1][number] for number in range(6) if number % 3 == at} for at in range(3)]
     assert sorted(map(len, groups)) == [1, 1, 1], "a group is in one cluster"
     assert len(set.union(*groups)) == 3, "and alone there"
+
+
+@pytest.mark.slow
+def test_devices_of_the_sdk_for_browsers_choose_as_others_do(
+    run: Processes, quadratics: Path, undisturbed: Found
+) -> None:
+    found = play(run, quadratics, in_browser=(1, 5))
+    assert (found.members, found.chosen) == (undisturbed.members, undisturbed.chosen)
+    models = (np.frombuffer(each.model, np.float32) for each in (found, undisturbed))
+    np.testing.assert_allclose(*models, rtol=1e-5)
 
 
 @pytest.mark.slow

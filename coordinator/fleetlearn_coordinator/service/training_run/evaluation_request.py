@@ -18,23 +18,32 @@ from fleetlearn_coordinator.storage.stored_json import decode
 
 def ask_to_evaluate(place: str | os.PathLike[str]) -> None:
     """Ask the run in a data directory for an evaluation, within a second or at its next start.
-    ``place``: as for ``find_storage``. Raises FleetError where there is no run yet, where it has
-    clusters, or as ``refuse_private`` does."""
+    ``place``: as for ``find_storage``. Raises FleetError where there is no run yet, or as
+    ``refuse_private`` does."""
     refuse_private(place)
-    _refuse_clusters(place)
     find_storage(place).requests.ask_for_evaluation()
 
 
 def refuse_private(place: str | os.PathLike[str]) -> None:
     """Raise FleetError where the run was served last with [privacy] or [secure]: devices would
-    measure on their own data, without noise; and where it trains no model."""
-    storage, private, computes = find_storage(place), False, False
+    measure on their own data, without noise; where it trains no model; and where nobody says
+    which of several models is a device's."""
+    storage, private, computes, clusters = find_storage(place), False, False, None
     with suppress(StoreError), storage.read_ledger() as ledger:  # there may be no run yet
         known = ledger.metadata()
         private = known.get(RULES) is not None
         plan = decode(known.get(PLAN) or "{}", dict[str, Any], WHAT)
         algorithm = ALGORITHMS.get(plan.get("local", {}).get("algorithm"))
         computes = algorithm is not None and algorithm.computes
+        clusters = plan.get("clusters")
+    if clusters is not None:
+        raise FleetError(
+            Code.BAD_MESSAGE,
+            f"{storage.where} is a run with clusters: an evaluation measures one model on a "
+            "device, and which one is the device's is known once it has measured all of them, "
+            "before a round. The rounds' metrics (local.evaluate = true) are of each device's own "
+            "cluster",
+        )
     if computes:
         raise FleetError(
             Code.BAD_MESSAGE,
@@ -49,20 +58,4 @@ def refuse_private(place: str | os.PathLike[str]) -> None:
         "their data, and no noise is added to it. Measure on held-out data of the coordinator's "
         "own (evaluation.data), or, in a plan with [privacy] and without [secure], let the rounds "
         'measure with privacy.metrics = "noised"',
-    )
-
-
-def _refuse_clusters(place: str | os.PathLike[str]) -> None:
-    """Raise FleetError where the run was served last with [clusters]: an evaluation measures one
-    model on a device, and nobody says which is the device's."""
-    storage, plan = find_storage(place), "{}"
-    with suppress(StoreError), storage.read_ledger() as ledger:  # there may be no run yet
-        plan = str(ledger.metadata().get(PLAN) or plan)
-    if not decode(plan, dict[str, Any], WHAT).get("clusters"):
-        return
-    raise FleetError(
-        Code.BAD_MESSAGE,
-        f"{storage.where} is a run with clusters: an evaluation measures one model on a device, "
-        "and which one is the device's is known once it has measured all of them, before a round. "
-        "The rounds' metrics (local.evaluate = true) are of each device's own cluster",
     )
