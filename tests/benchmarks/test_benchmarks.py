@@ -788,6 +788,20 @@ def test_personal(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_clusters(tmp_path: Path) -> None:
+    """After a few rounds three clusters are the three groups, and far better than one model."""
+    sizes = ("--seeds", "1", "--rounds", "12", "--workers", "1", "--data", "labels")
+    cells = {
+        row["method"]: row["runs"]
+        for row in figures(tmp_path, "studies/clusters.py", *sizes)["cells"]
+    }
+    (found,), (one,) = cells["ifca, 3 clusters"], cells["one model (fedavg)"]
+    assert (found["pure"], found["together"]) == (1.0, 1.0)
+    assert len(found["accuracies"]) == 30
+    assert sum(found["accuracies"]) > 2 * sum(one["accuracies"])
+
+
+@pytest.mark.slow
 def test_command_line(tmp_path: Path) -> None:
     bundle = write_test_bundle(tmp_path / "test.bundle", 10)
     (tmp_path / "plan.toml").write_text(plan_text(bundle, tmp_path / "run"))

@@ -26,6 +26,7 @@ from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.messages import UPDATE
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from line_bundle import line_data, write_line_bundle
 from numpy.typing import NDArray
 from quadratics import Quadratic, quadratics_bundle
 from torch import nn
@@ -290,20 +291,14 @@ def test_numbers_that_are_refused(
 
 
 def test_bundles_that_are_refused(tmp_path: Path) -> None:
-    example = torch.randn(4, FEATURES), torch.tensor([0, 1, 2, 0])
-    path = tmp_path / "adam.bundle"
-    cached_export(
-        nn.Linear(FEATURES, CLASSES),
-        functional.cross_entropy,
-        example,
-        path,
-        step=LocalStep("adam"),
-    )
-    adam = open_bundle(path)
-    with pytest.raises(UnsupportedError, match="needs a step with proximal=True"):
-        task(adam, "pfedme", Inputs(adam.parameters()))
-    with pytest.raises(UnsupportedError, match="needs a step with the optimizer sgd"):
-        task(adam, "apfl", Inputs(adam.parameters()))
+    other = write_line_bundle(tmp_path / "line.bundle")
+    inputs, settings = Inputs(np.zeros(other.manifest.size, np.float32)), TaskSettings({}, 1, 0, 0)
+    for algorithm, said in (
+        ("pfedme", "needs a step with proximal=True"),
+        ("apfl", "needs a step with the optimizer sgd"),
+    ):
+        with pytest.raises(UnsupportedError, match=said):
+            run_algorithm(algorithm, open_runtime(other), other, line_data(4), inputs, settings)
 
 
 def test_another_algorithm_s_personal_model_is_where_apfl_begins(bundle: Bundle) -> None:

@@ -219,7 +219,13 @@ RUNS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RUNS)
+SLOW = ("pfedme", "apfl")
+"""Of RUNS: what they keep is what ditto does, and tests by hand have their numbers."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RUNS]
+)
 def test_two_processes_and_a_stop_change_nothing(tmp_path: Path, bundle: Path, name: str) -> None:
     """Stragglers do a part of their steps, some devices vanish, and all rounds are evaluated."""
     made = scenario(

@@ -87,6 +87,7 @@ def test_the_models_are_fetched_once(tmp_path: Path, bundle: Path) -> None:
     assert down == [9 * (3 * model + held), *[9 * 3 * model] * 3]
 
 
+@pytest.mark.slow
 def test_two_processes_and_a_stop_change_nothing(tmp_path: Path, bundle: Path) -> None:
     """Some devices are drawn, some vanish, and the coordinator dies twice."""
     made = scenario(
