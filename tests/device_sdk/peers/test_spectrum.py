@@ -7,7 +7,7 @@ from functools import reduce
 import numpy as np
 import pytest
 from fleetlearn_device.peers import spectrum
-from fleetlearn_device.peers.mixing import MixingMatrix, metropolis, without
+from fleetlearn_device.peers.mixing import MixingMatrix, from_weights, metropolis, without
 from fleetlearn_device.peers.spectrum import reached_from_first, spectral_gap
 from fleetlearn_device.peers.topologies import (
     complete,
@@ -98,6 +98,16 @@ def test_matrices_by_turns_against_the_singular_values_of_their_product(peers: i
 @pytest.mark.parametrize("peers", [16, 1024])
 def test_matrices_by_turns_that_reach_the_mean(peers: int) -> None:
     assert spectral_gap(one_peer_exponential(peers)) == 1.0
+
+
+@pytest.mark.parametrize("half", [3, 300])
+def test_the_eigenvalue_of_the_largest_magnitude_may_be_negative(half: int) -> None:
+    """Two groups that give nine tenths to each other: the eigenvalues are 1, .1 and .1 - .9."""
+    rows = np.repeat(np.arange(half), half)
+    columns = half + np.tile(np.arange(half), half)
+    weights = np.full(2 * half * half, 0.9 / half)
+    there, back = np.append(rows, columns), np.append(columns, rows)
+    assert spectral_gap([from_weights(2 * half, there, back, weights)]) == pytest.approx(0.2)
 
 
 def test_a_line_that_lanczos_does_not_finish_is_left_to_numpy(
