@@ -35,6 +35,7 @@ from fleetlearn_protocol.computations.shared_edges import (
     refine,
 )
 from fleetlearn_protocol.computations.trees_layout import GROW, bin_table, trees_state
+from fleetlearn_protocol.formats.whole import sums_to_bytes
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 from sklearn import datasets
@@ -108,6 +109,8 @@ class Grown(NamedTuple):
     """What a device took in each exchange, on average."""
     coordinator_seconds: float
     """What the coordinator took in each exchange, on average."""
+    sent_bytes: float
+    """What a device sent in each exchange, on average."""
 
 
 def boosted(
@@ -125,7 +128,7 @@ def boosted(
     kind, rng = kind_of(settings), np.random.default_rng(seed)
     state, exchanges = KINDS[kind].first(settings), 0
     computing = advancing = 0.0
-    answers = 0
+    answers = sent = 0
     while not REGISTRY[kind].is_done(state, settings):
         there = [part for part in parts if rng.random() >= lost] or parts
         began = time.perf_counter()
@@ -136,12 +139,13 @@ def boosted(
         ended = time.perf_counter()
         state = REGISTRY[kind].advance(state, np.sum(sums, axis=0), len(there), settings)
         advancing += time.perf_counter() - ended
+        sent += sum(len(sums_to_bytes(each)) for each in sums)
         computing, answers, exchanges = (
             computing + ended - began,
             answers + len(there),
             exchanges + 1,
         )
-    return Grown(state, exchanges, computing / answers, advancing / exchanges)
+    return Grown(state, exchanges, computing / answers, advancing / exchanges, sent / answers)
 
 
 def own_edges(part: Rows, settings: BoostedTrees) -> NDArray[np.float32]:
@@ -250,7 +254,7 @@ def costs(table: Table, rounds: int) -> dict[str, float]:
         "exchanges": grown.exchanges,
         "device_ms": 1000 * grown.device_seconds * levels,
         "coordinator_ms": 1000 * grown.coordinator_seconds * levels,
-        "up_bytes": 8 * kind.sums(told).size * levels,
+        "up_bytes": grown.sent_bytes * levels,
         "down_bytes": 4 * kind.state(told).size * levels,
     }
 

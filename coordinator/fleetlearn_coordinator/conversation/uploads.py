@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.encodings import INT64, find_encoding
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import Chunk
 from fleetlearn_protocol.messages import Part, Report
@@ -39,7 +39,9 @@ def check_parts(
         encoding = find_encoding(part.encoding)
         elements = encoding.elements(elements_of(part.name))
         expected = encoding.size(elements)
-        if part.size != expected:
+        # Zeros at the end of sums are not sent.
+        cut_off = encoding is INT64 and 0 < part.size < expected and not part.size % INT64.size(1)
+        if part.size != expected and not cut_off:
             text = (
                 f"part {part.name} has {part.size} bytes; its {elements} elements take {expected}"
             )
@@ -132,7 +134,7 @@ class Upload(Turn):
                 f"a chunk of {size} bytes at {self.offset}; part {part.name} ends at {end}",
             )
         encoding, elements = find_encoding(part.encoding), None
-        if self.offset + size == end:  # the last block may be shorter
+        if encoding.block > 1 and self.offset + size == end:  # the last block may be shorter
             before = (self.offset - (end - part.size)) // encoding.block_bytes * encoding.block
             elements = encoding.elements(self.elements_of(part.name)) - before
         largest = encoding.check(chunk.payload, elements)

@@ -15,17 +15,24 @@ _WHOLE = np.dtype("<i8")
 
 
 def sums_to_bytes(sums: NDArray[np.int64]) -> memoryview:
-    """Return the bytes that sums, int64, shape (n,), travel as: 8 for each."""
+    """Return the bytes that sums, int64, shape (n,), travel as: 8 for each up to the last that is
+    not 0, and at least one."""
+    filled = np.flatnonzero(sums)
+    sums = sums[: filled[-1] + 1 if len(filled) else 1]
     return np.ascontiguousarray(sums, _WHOLE).data.cast("B")
 
 
-def sums_from_bytes(content: Buffer) -> NDArray[np.int64]:
-    """Return the sums of these bytes: int64, shape (n,), which may be a view. Raises ProtocolError
+def sums_from_bytes(content: Buffer, size: int | None = None) -> NDArray[np.int64]:
+    """Return the sums of these bytes: int64, which may be a view. size: how many there are with the
+    zeros at the end that did not come; None: without those. Raises ProtocolError
     (wrong-length) where they are not whole numbers of 8 bytes."""
-    size = memoryview(content).nbytes
-    if size % _WHOLE.itemsize:
-        raise ProtocolError(Code.WRONG_LENGTH, f"{size} bytes of sums were given; each sum takes 8")
-    return np.frombuffer(content, _WHOLE).astype(np.int64, copy=False)
+    given = memoryview(content).nbytes
+    if given % _WHOLE.itemsize:
+        raise ProtocolError(
+            Code.WRONG_LENGTH, f"{given} bytes of sums were given; each sum takes 8"
+        )
+    sums = np.frombuffer(content, _WHOLE).astype(np.int64, copy=False)
+    return sums if size is None else np.pad(sums, (0, size - len(sums)))
 
 
 def _encode(rows: Vector, fractions: Fractions) -> Bytes:

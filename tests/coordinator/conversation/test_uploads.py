@@ -12,7 +12,8 @@ from fleetlearn_coordinator.conversation.uploads import Upload, Uploads, check_p
 from fleetlearn_coordinator.service.training_run.spooled_update import SpooledUpdate
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_protocol import Code, ProtocolError
-from fleetlearn_protocol.encodings import FLOAT32, MASKED, find_encoding
+from fleetlearn_protocol.encodings import FLOAT32, INT64, MASKED, find_encoding
+from fleetlearn_protocol.formats.whole import sums_to_bytes
 from fleetlearn_protocol.frames import CHUNK_BYTES, Chunk, pack_chunks, unpack_chunk
 from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.vector import Vector
@@ -86,6 +87,24 @@ def test_chunks_that_are_refused_change_nothing(
     with pytest.raises(ProtocolError) as caught:
         upload.receive(chunk._replace(offset=UPDATE.nbytes))
     assert caught.value.code is Code.WRONG_LENGTH
+
+
+def test_sums_come_without_the_zeros_at_their_end(blobs: FileBlobs) -> None:
+    content = bytes(sums_to_bytes(np.array([5, 0, -7, 0, 0], np.int64)))
+    part = INT64.part("sums", content)
+    report, uploads = msgspec.structs.replace(report_of("t1"), parts=(part,)), make(1)
+    asked, five = {"sums": "int64"}, {"sums": 5}.__getitem__
+    check_parts(report, asked, five)
+    for size in (0, 20, 48):
+        wrong = msgspec.structs.replace(part, size=size)
+        with pytest.raises(ProtocolError, match="its 5 elements take 40"):
+            check_parts(msgspec.structs.replace(report, parts=(wrong,)), asked, five)
+    upload = uploads.offer("device", report, blobs, five)
+    assert list(uploads.grants(0.0)) == [upload]
+    for message in pack_chunks(upload.transfer, content):
+        upload.receive(unpack_chunk(message))
+    upload.check_complete()
+    assert upload.largest == {"sums": 7.0}
 
 
 def masked_report(words: np.ndarray) -> Report:

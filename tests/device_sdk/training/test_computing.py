@@ -123,7 +123,9 @@ def test_every_kind_of_data_gives_the_same_sums(
     finished = do(state, bundle, data)
     expected = do(state, bundle, as_data(TABLE))
     assert bytes(finished.contents[0]) == bytes(expected.contents[0])
-    sums = sums_layout(QUESTIONS).unpack(sums_from_bytes(finished.contents[0]))
+    sums = sums_layout(QUESTIONS).unpack(
+        sums_from_bytes(finished.contents[0], sums_layout(QUESTIONS).size)
+    )
     assert sums["rows"] == finished.report.examples == 300
     assert sums["number0.counts"].tolist()[0] == np.isnan(TABLE["age"]).sum()
     assert sums["category1.counts"].tolist() == [
@@ -173,7 +175,7 @@ def test_a_large_file_is_read_batch_by_batch(
     while column.base is not None and not isinstance(column, np.memmap):
         column = column.base
     assert isinstance(column, np.memmap)
-    sums = sums_layout(asked).unpack(sums_from_bytes(finished.contents[0]))
+    sums = sums_layout(asked).unpack(sums_from_bytes(finished.contents[0], sums_layout(asked).size))
     assert sums["rows"] == 50_000
 
 
@@ -237,6 +239,8 @@ def test_a_column_of_whole_numbers_names_categories(tmp_path: Path, state: State
     bundle = statistics_bundle(tmp_path, asked)
     for column in (np.array([3.0, 3.0, 1.5, np.nan]), np.array(["3", "3", "1.5", ""])):
         finished = do(state, bundle, as_data({"code": column}))
-        sums = sums_layout(asked).unpack(sums_from_bytes(finished.contents[0]))
+        sums = sums_layout(asked).unpack(
+            sums_from_bytes(finished.contents[0], sums_layout(asked).size)
+        )
         assert sums["category0.counts"].tolist() == [2, 1, 0]
         assert sums["category0.missing"] == 1

@@ -35,6 +35,9 @@ def test_whole_numbers_as_bytes() -> None:
     assert INT64.size(len(sums)) == content.nbytes
     assert INT64.check(content) == 2.0**62
     assert INT64.check(sums_to_bytes(np.array([-(2**63)], np.int64))) == 2.0**63
+    sent = [sums_to_bytes(np.array(row, np.int64)) for row in ([7, 0, 9, 0, 0], [0, 0], [3])]
+    assert [sums_from_bytes(each).tolist() for each in sent] == [[7, 0, 9], [0], [3]]
+    assert sums_from_bytes(sent[0], 5).tolist() == [7, 0, 9, 0, 0]
     for wrong in (content[:-1], content[:5]):
         with pytest.raises(Exception, match="each sum takes 8"):
             sums_from_bytes(wrong)

@@ -248,7 +248,8 @@ class RoundReports:
         begin, largest = 0, {}
         for part in row.report.parts:
             encoding = find_encoding(part.encoding)
-            elements = encoding.elements(own[part.name])
+            # What has no blocks says by its bytes how many there are: sums may be fewer.
+            elements = encoding.elements(own[part.name]) if encoding.block > 1 else None
             largest[part.name] = encoding.check(content[begin : begin + part.size], elements)
             begin += part.size
         columns = self._columns(
