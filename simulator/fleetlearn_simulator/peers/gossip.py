@@ -19,6 +19,7 @@ import numpy as np
 from fleetlearn_device.peers.mixing import average
 
 from fleetlearn_simulator import keyed_random
+from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.peers.peer_fleet import PeerFleet, PeerStep, PeerTotals
 from fleetlearn_simulator.peers.synchronous import DIVERGED
 from fleetlearn_simulator.population.availability import next_online, online
@@ -51,7 +52,8 @@ class Gossip:
         self.totals = PeerTotals()
 
     def steps(self) -> Iterator[PeerStep]:
-        """Yield after as many trainings as there are peers."""
+        """Yield after as many trainings as there are peers. Raises SimulatorError if nobody is
+        online any more."""
         count, ended = len(self.fleet.ids), 0
         while self.queue:
             time, peer, what = heapq.heappop(self.queue)
@@ -65,6 +67,7 @@ class Gossip:
             if ended % count == 0:
                 yield self.totals.close(time, int(self.there.sum()))
                 self.totals = PeerTotals()
+        raise SimulatorError(f"after {ended} trainings no peer is online, and none will be again")
 
     def _fate(self, peer: int) -> tuple[float, str, int]:
         """Return the seconds of a peer's training, why it fails, if it does, and its steps."""

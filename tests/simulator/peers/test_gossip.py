@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_device.peers.mixing import average
+from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.peers.gossip import gossip_steps
 from fleetlearn_simulator.peers.peer_measures import consensus_error
 from peers_support import make_peers, scenario_of
@@ -101,6 +102,16 @@ def test_offline_peers_are_not_met(line: Path, tmp_path: Path) -> None:
     assert not [time for time in of_one if 100.5 < time < 300]
     assert [time for time in of_one if time > 320]
     assert max(row["time"] for row in noted) > 400
+
+
+def test_nobody_is_online_any_more(line: Path, tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("device,on,off\n0,5,28\n")
+    trace = {"kind": "trace", "file": "trace.csv"}
+    fleet = make_peers(scenario_of(tmp_path, line, 1, availability=trace, **STILL), tmp_path)
+    steps = gossip_steps(fleet)
+    assert [next(steps).mixed for _ in range(3)] == [1, 1, 1]
+    with pytest.raises(SimulatorError, match="after 3 trainings no peer is online"):
+        next(steps)
 
 
 def test_a_peer_alone_trains_on(line: Path, tmp_path: Path) -> None:
