@@ -97,6 +97,30 @@ def test_a_peer_that_dies_at_a_chosen_point_keeps_the_mean(
     assert np.ptp(after, axis=0).max() < 0.05 * np.ptp(before, axis=0).max()
 
 
+def test_a_peer_that_comes_back_after_the_deadline_keeps_the_mean(
+    tmp_path: Path, warm: Path
+) -> None:
+    """Neighbours went on in doubt, and add the difference when they learn that it counts."""
+    said = ""
+    for turn in range(3, 5):
+        (tmp_path / str(turn)).mkdir()
+        settings = "take_after = 1000\n" + STILL.replace("deadline = 4", "deadline = 1")
+        files = still_peers(tmp_path / str(turn), 3, settings)
+        before = models(files)
+        with processes(files.folder, warm) as run:
+            for name in "ac":
+                begin(run, files, name, 80)
+            begin(run, files, "b", 80, CRASH, "a vote is saved", str(turn))
+            assert run.wait("b") == -9, run.log("b")
+            wait_for(lambda run=run: "goes on without b" in run.log("a"), "a step without b")
+            begin(run, files, "b", 80)
+            until_all_end(run, files)
+            said += "".join(run.log(name) for name in files.names)
+        assert not in_doubt(files)
+        np.testing.assert_allclose(models(files).mean(0), before.mean(0), atol=1e-6)
+    assert "counts, as is known only now" in said
+
+
 @pytest.mark.parametrize("mode", ["steps", "gossip"])
 def test_peers_that_die_at_any_moment_keep_the_mean(tmp_path: Path, warm: Path, mode: str) -> None:
     files = still_peers(tmp_path, 5, f'mode = "{mode}"\ntake_after = 1000\n{STILL}')
