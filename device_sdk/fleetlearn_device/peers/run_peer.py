@@ -20,6 +20,7 @@ from fleetlearn_device.peers.book import (
     compared_settings,
     read_book,
 )
+from fleetlearn_device.peers.bundle_rules import check_peer_bundle
 from fleetlearn_device.peers.certificate import own_certificate, tls_contexts
 from fleetlearn_device.peers.connections import PeerConnections, listening_at
 from fleetlearn_device.peers.discovery import Discovery, PeerAnnouncement, Place
@@ -73,6 +74,7 @@ class Peer:
         self.book = read_book(options.book)
         self.graph = PeerGraph(self.book)
         self._options = options
+        check_peer_bundle(options.bundle, open_bundle(options.bundle).manifest)
         bundle = open_bundle(options.bundle, files=[TRAIN, EVAL, INFER])
         check_hyper(self.book.training.hyper, bundle.manifest.hyper)
         self._directory = StateDirectory(options.state, options.name)

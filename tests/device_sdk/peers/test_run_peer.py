@@ -14,6 +14,7 @@ from fleetlearn_device.peers.book import BookError
 from fleetlearn_device.peers.certificate import tls_contexts
 from fleetlearn_device.peers.run_peer import Peer
 from fleetlearn_device.runtimes.open_runtime import open_runtime
+from fleetlearn_device.training.train import DivergedError
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.frames import MAX_FRAME_BYTES, pack_chunk
 from fleetlearn_protocol.peer_messages import (
@@ -125,6 +126,32 @@ def test_who_is_started_again_goes_on(tmp_path: Path) -> None:
     assert min(peer.store.record.step for peer in again) >= 3
     until_done(again)
     np.testing.assert_allclose(own(again[0]), own(again[1]), rtol=1e-6)
+
+
+def test_a_training_that_diverges_ends_the_peer(tmp_path: Path) -> None:
+    files = line_peers(tmp_path, 2)
+    huge = {name: array * np.float32(1e30) for name, array in shares(1)[0].items()}
+    np.savez(tmp_path / "a.npz", **huge)
+    peer = Peer(files.options("a", steps=4))
+    with pytest.raises(DivergedError, match="step 1's loss is inf: a smaller lr may help"):
+        until_done([peer])
+
+
+@pytest.mark.parametrize("kind", [{"personal": True, "state": True}, {"random": True}])
+def test_what_stays_on_a_device_stays_there(tmp_path: Path, kind: dict[str, bool]) -> None:
+    bundle = write_line_bundle(tmp_path / "line.bundle", buffer=True, **kind)
+    files = peer_files(tmp_path, bundle.path, shares(2), COMPLETE)
+    peers = [Peer(files.options(name, steps=3)) for name in files.names]
+    until_done(peers)
+    again = [Peer(files.options(name, steps=4)) for name in files.names]
+    for one, other in zip(peers, again, strict=True):
+        np.testing.assert_array_equal(one.store.own()[1], other.store.own()[1])
+    until_done(again)
+    np.testing.assert_allclose(own(again[0]), own(again[1]), rtol=1e-5)
+    kept = [peer.store.own()[1] for peer in again]
+    if "personal" in kind:
+        assert kept[0].size > 0
+        assert kept[0][0] != kept[1][0], "each has its own"
 
 
 def test_gossip(tmp_path: Path) -> None:
