@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from math import log10
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -51,6 +53,23 @@ class LossFinding(msgspec.Struct, frozen=True):
     """Its standard error."""
 
 
+class ContributionFinding(msgspec.Struct, frozen=True):
+    """What a device's updates were worth, in the loss on held-out data: above 0, the loss fell."""
+
+    device: str
+    rounds: int
+    """Rounds in which that was measured."""
+    shapley: float
+    """The mean of its Shapley values."""
+    error: float
+    """The standard error of that mean, from round to round; 0 of one round."""
+    left_out: float
+    """By how much the round's model is better than that of all other devices, on average."""
+    log10_p: float
+    """log10 of how probable a mean as far from 0 is by chance, corrected for all devices; 0 with
+    fewer than three rounds."""
+
+
 class QualityView(msgspec.Struct, frozen=True):
     """The last look at the devices' data."""
 
@@ -68,6 +87,8 @@ class QualityView(msgspec.Struct, frozen=True):
     losses: list[LossFinding]
     not_finite: list[str]
     """Devices on whose data the model's loss is not finite."""
+    contributions: list[ContributionFinding]
+    """Of all devices that were measured, what hurts most first."""
 
 
 @app.command("data-quality")
@@ -99,6 +120,7 @@ def quality_view(plan: Plan) -> QualityView:
         raise FleetError(Code.UNKNOWN_CONTENT, text)
     with find_storage(plan.data_dir).read_ledger() as ledger:
         looks = ledger.exchanges(QUALITY)
+        rounds = [summary for *_, summary in ledger.closed_rounds(0)]
     if not looks:
         text = (
             f"no look at the devices' data is over yet: there is one after "
@@ -115,9 +137,22 @@ def quality_view(plan: Plan) -> QualityView:
             "version": last.version,
             "outcome": last.outcome,
             "closed": last.closed,
+            "contributions": contributions_of(rounds),
         },
         QualityView,
     )
+
+
+def contributions_of(rounds: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what each device's updates were worth. ``rounds``: the summaries of committed
+    rounds."""
+    from fleetlearn_coordinator.quality.contributions import worth_over_rounds
+
+    rows: dict[str, list[tuple[float, float]]] = {}
+    for summary in rounds:
+        for device, found in summary.get("contributions", {}).items():
+            rows.setdefault(device, []).append((found["shapley"], found["left_out"]))
+    return [row._asdict() for row in worth_over_rounds(rows)]
 
 
 def quality_lines(view: QualityView) -> list[str]:
@@ -133,6 +168,9 @@ def quality_lines(view: QualityView) -> list[str]:
     if view.not_finite:
         named = ", ".join(view.not_finite)
         lines.append(f"{named}: the model's loss is not finite on these data")
+    limit = log10(view.alarm)
+    hurts = [each for each in view.contributions if each.shapley < 0 and each.log10_p < limit]
+    lines += [_contribution_line(each) for each in hurts]
     if len(lines) == 1:
         lines.append("no device's data are unlike the others'")
     return lines
@@ -161,6 +199,17 @@ def _loss_line(found: LossFinding) -> str:
     return f"{text}: as if {share:.0f} % of its labels were wrong (+- {error:.1f} %)"
 
 
+def _contribution_line(found: ContributionFinding) -> str:
+    return (
+        f"{found.device}: its updates make the held-out loss worse, by {-found.shapley:.3g} a "
+        f"round (+- {found.error:.2g}, {many(found.rounds, 'round')}, p = "
+        f"{_chance(found.log10_p)})"
+    )
+
+
 def _how_sure(deviations: float, log10_p: float) -> str:
-    chance = f"1e{log10_p:.0f}" if log10_p < -4 else f"{10**log10_p:.2g}"
-    return f"{abs(deviations):.3g} deviations away, p = {chance}"
+    return f"{abs(deviations):.3g} deviations away, p = {_chance(log10_p)}"
+
+
+def _chance(log10_p: float) -> str:
+    return f"1e{log10_p:.0f}" if log10_p < -4 else f"{10**log10_p:.2g}"

@@ -133,7 +133,8 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     @property
     def keeps_device_models(self) -> bool:
         """Whether the devices' own models are needed at a round's end."""
-        return self.distil is not None and self.distil.teachers == "devices"
+        measures = self.quality is not None and self.quality.contributions is not None
+        return measures or (self.distil is not None and self.distil.teachers == "devices")
 
     @property
     def algorithm(self) -> LocalAlgorithm:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fleetlearn_coordinator.aggregation.robust.kept_updates import MAX_KEPT
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.plan_rule import PlanRule
 from fleetlearn_coordinator.plan.quality_section import QualitySection
@@ -19,6 +20,16 @@ def _quality_rule(
     return PlanRule(
         lambda plan: plan.quality is not None and breaks(plan, plan.quality),
         lambda plan: "" if plan.quality is None else text(plan, plan.quality),
+    )
+
+
+def _contribution_rule(
+    breaks: Callable[[PlanKeys], object], text: Callable[[PlanKeys], str]
+) -> PlanRule:
+    """Return a rule that only plans with quality.contributions must keep."""
+    return _quality_rule(
+        lambda plan, quality: quality.contributions is not None and breaks(plan),
+        lambda plan, quality: f"quality.contributions = {quality.contributions} {text(plan)}",
     )
 
 
@@ -50,6 +61,37 @@ QUALITY_RULES = (
             f'recipe = "{plan.recipe}" with [quality]: the bundle has no model that devices could '
             "measure. Leave [quality] out; what a statistics run finds says how the data are "
             "distributed"
+        ),
+    ),
+    _contribution_rule(
+        lambda plan: plan.evaluation.data is None,
+        lambda plan: "needs held-out data: evaluation.data",
+    ),
+    _contribution_rule(
+        lambda plan: plan.round.asynchronous or plan.round.late == "carry",
+        lambda plan: (
+            "compares updates of one model. It needs synchronous rounds that discard late reports"
+        ),
+    ),
+    _contribution_rule(
+        lambda plan: plan.round.goal > MAX_KEPT,
+        lambda plan: (
+            f"keeps each update of a round until its end: with round.goal = {plan.round.goal} that "
+            f"is more than {MAX_KEPT}"
+        ),
+    ),
+    _contribution_rule(
+        lambda plan: plan.distil is not None,
+        lambda plan: (
+            "with [distil]: what an update is worth would be what is left of it after the "
+            "distillation. Leave one of them out"
+        ),
+    ),
+    _contribution_rule(
+        lambda plan: plan.aggregation.aggregator != "mean" or plan.aggregation.has_rule,
+        lambda plan: (
+            "measures what an update adds to a weighted mean, and this plan's model is none. It "
+            'needs aggregation.aggregator = "mean", without q and normalise'
         ),
     ),
     _quality_rule(

@@ -30,6 +30,11 @@ class QualitySection(Section, frozen=True, kw_only=True):
     classes: Annotated[int, Meta(ge=2, le=2**31)] | None = None
     """How many classes the labels have, for the estimate of wrong labels. Default: not known; the
     estimate is then a lower bound."""
+    contributions: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+    """Committed rounds from one in which each update's worth is measured on held-out data
+    (``evaluation.data``) to the next. Default: none is measured."""
+    utilities: Annotated[int, Meta(ge=16, le=100_000)] = 256
+    """About how many models are measured in such a round. For up to 8 devices all sets of them."""
 
 
 def fill_quality(quality: dict[str, Any], round_: object, deadline: float) -> None:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -49,6 +50,7 @@ from fleetlearn_coordinator.rounds.pace import FinishedReturns
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.waiting_words import waits_for, waits_for_in_general
+from fleetlearn_coordinator.service.contribution_asker import ContributionAsker
 from fleetlearn_coordinator.service.device_history import DeviceHistory
 from fleetlearn_coordinator.service.distil_asker import DistilAsker
 from fleetlearn_coordinator.service.fleet_minutes import KEYS, FleetMinutes, read_minutes
@@ -141,14 +143,24 @@ class RunServer:
                 run.distilling, worker, run.log, self._distilled, self.fail
             )
 
+        self.contributions: ContributionAsker | None = None
+        """Has measured what updates are worth, where the plan says so."""
+        if run.contributions is not None:
+            measured_on = str(run.plan.bundle), str(run.plan.evaluation.data)
+            worker = WorkerProcess("fleetlearn_device.measure", *measured_on)
+            self.contributions = ContributionAsker(
+                run.contributions, worker, self._refine, self.fail
+            )
+
     def start(self, pending: Sequence[Command]) -> None:
         """Serve the run from now on. ``pending``: what ``Run.resume`` returned."""
         self.models.publish()
         self._tell_all(pending)
         if self._asker is not None:
             self._asker.look()
-        if self.distiller is not None:
-            self.distiller.look()
+        for asker in (self.distiller, self.contributions):
+            if asker is not None:
+                asker.look()
         self._planned_before = self.engine.round
         if self.run.finished is not None:  # before, or by the round that was just resumed
             self._finish(self.run.finished)
@@ -459,10 +471,14 @@ class RunServer:
 
     def _distilled(self, question: DistilQuestion, answer: WorkerAnswer) -> None:
         """The worker process was asked to distil a round's model."""
+        assert self.run.distilling is not None
+        self._refine(partial(self.run.distilling.answered, question, answer))
+
+    def _refine(self, hand_in: Callable[[], None]) -> None:
+        """Hand in what a worker process answered about a round that waits, and go on with it."""
         if self.ended or self.done.done():
             return
-        assert self.run.distilling is not None
-        self.run.distilling.answered(question, answer)
+        hand_in()
         self._do_work()
         self._set_alarm()
         self.host.grant()
@@ -695,8 +711,9 @@ class RunServer:
     def _ask_no_more(self) -> None:
         if self._asker is not None:
             self._asker.end()
-        if self.distiller is not None:
-            self.distiller.end()
+        for asker in (self.distiller, self.contributions):
+            if asker is not None:
+                asker.end()
 
     def free(self) -> None:
         """The process goes on without this run: let what is large be freed now, as ``Run.free``

@@ -61,6 +61,9 @@ from fleetlearn_coordinator.service.training_run.finish import finish_rows, met_
 from fleetlearn_coordinator.service.training_run.fit_records import BestFit, FitRecords
 from fleetlearn_coordinator.service.training_run.load_state import load_or_begin
 from fleetlearn_coordinator.service.training_run.mask_sum import MaskSums, helper_address
+from fleetlearn_coordinator.service.training_run.measured_contributions import (
+    MeasuringContributions,
+)
 from fleetlearn_coordinator.service.training_run.members import Members, open_bundles
 from fleetlearn_coordinator.service.training_run.participations import take_up_participations
 from fleetlearn_coordinator.service.training_run.plan_changes import look_at_plan
@@ -183,6 +186,12 @@ class Run:
         if plan.distil is not None:
             self.distilling = self.work.refiner = Distilling(
                 plan.distil, plan.seed, members, self.engine, self.log, self.work.refined
+            )
+        self.contributions: MeasuringContributions | None = None
+        """What measures what updates are worth, where the plan has it done."""
+        if plan.quality is not None and plan.quality.contributions is not None:
+            self.contributions = self.work.refiner = MeasuringContributions(
+                plan.quality, plan.seed, members, self.log, self.work.refined
             )
         self.mask_sums: MaskSums | None = None
         """What the helper is asked, where updates are masked."""
