@@ -148,10 +148,10 @@ def trained_in_one_place(parts: Model, data: Patients, steps: int) -> None:
 class Processes:
     """The coordinator and the parties, as their operators would start them."""
 
-    def __init__(self, folder: Path, steps: int) -> None:
+    def __init__(self, folder: Path, steps: int, labels: str = "hospital") -> None:
         self.folder, self._plan = folder, folder / "coordinator" / "vertical.toml"
         self._run("fleetlearn_coordinator", "vertical", "init", folder / "coordinator",
-                  folder / "parts" / "top.bundle", "--labels", "hospital")  # fmt: skip
+                  folder / "parts" / "top.bundle", "--labels", labels)  # fmt: skip
         text = self._plan.read_text("utf-8")
         for before, after in {
             "steps = 1000": f"steps = {steps}",

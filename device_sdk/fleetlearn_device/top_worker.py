@@ -5,8 +5,8 @@
 Jobs (``worker.py`` has their form) say what to ``do``. ``load``: go on from the vectors that
 follow, or from the initial model, after ``step`` steps. ``step``: do that step with the arrays of
 ``rows`` rows that follow, in the order of the bundle's batch; the answer has loss, metrics and the
-number of ``gradients``, which follow. ``part``: the vectors follow. A job whose ``step`` is not the
-next one is refused: the process that it was for has died.
+number of ``gradients``, which follow. ``part``: the vectors follow. A process that was told nothing
+to load answers ``lost``: the one before it, which had the top, has died.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class TopJobs:
         if job["do"] == "load":
             self._load(job, content)
             return {}, b""
+        if self._step is None:  # the process that had the top has died between two jobs
+            return {"lost": True}, b""
         if job["step"] != self._step:
             raise ValueError(f"{job['do']} of step {job['step']}; this process is at {self._step}")
         if job["do"] == "part":

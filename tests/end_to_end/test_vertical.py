@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from fleetlearn_coordinator.storage.vertical_folder import newest_top
+from fleetlearn_device.vertical.party_folder import PartyFolder
+from fleetlearn_export import export_bundle
+from fleetlearn_protocol.vector import flatten, views
+from fleetlearn_protocol.vertical.alignment import hash_rows
+from fleetlearn_protocol.vertical.schedule import rows_of_step
 from processes import PATIENCE, wait_for
+from torch import nn
+from torch.nn import functional
 
 from examples import vertical
 
@@ -119,3 +132,59 @@ def test_the_coordinator_can_have_the_labels(
     for name, path in processes.exported().items():
         assert path.read_bytes() == again.exported()[name].read_bytes()
     assert status["loss"] == again.status()["loss"]
+
+
+def children_of(process: subprocess.Popen[bytes]) -> list[int]:
+    tasks = Path(f"/proc/{process.pid}/task")
+    found = [task.read_text("ascii").split() for task in tasks.glob("*/children")]
+    return [int(child) for row in found for child in row]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the top's process in /proc")
+def test_one_party_trains_a_model_that_is_split_at_a_layer(tmp_path: Path) -> None:
+    """A device keeps the first layers and the rows. The top's process is killed on the way."""
+    data = vertical.patients().hospital
+    y = vertical.patients().y
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Linear(15, 6), nn.Tanh(), nn.Linear(6, 2))
+    example = (data.x[:8], y[:8])
+    exported = export_bundle(
+        model, functional.cross_entropy, example, tmp_path / "m.bundle", split="1"
+    )
+    (tmp_path / "parts").symlink_to(tmp_path / "m.split")
+    np.savez(tmp_path / "device.npz", id=data.ids, x=data.x, y=y)
+    processes = vertical.Processes(tmp_path, 80, labels="device")
+    coordinator, device = processes.coordinator(), processes.party("device")
+    wait_for(lambda: processes.step() >= 25, "a checkpoint")
+    (worker,) = children_of(coordinator)
+    os.kill(worker, signal.SIGKILL)
+    assert [finished(one) for one in (device, coordinator)] == [0, 0], said(tmp_path)
+    assert "the top's process died; everybody goes back" in said(tmp_path)
+
+    order = np.argsort(hash_rows(data.ids.tolist(), vertical.KEY.encode()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=vertical.LR)
+    for step in range(80):
+        rows = order[rows_of_step(step, len(order), vertical.BATCH, 0)]
+        loss = functional.cross_entropy(
+            model(torch.from_numpy(data.x[rows])), torch.from_numpy(y[rows])
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    # The parts' parameters have the names of the whole model: its bundle takes them.
+    trained = {}
+    parts = exported.parts
+    assert parts is not None
+    folder = PartyFolder(tmp_path / "device")
+    bottom = folder.newest(parts.bottoms["device"].sha256)
+    top = newest_top(tmp_path / "coordinator" / "data", parts.top.sha256)
+    assert bottom is not None
+    for part, manifest in (
+        (bottom, parts.bottoms["device"].manifest),
+        (top, parts.top.manifest),
+    ):
+        trained |= views(part.local, manifest.parameters)
+    whole = flatten(trained, exported.bundle.manifest.parameters)
+    for name, value in views(whole, exported.bundle.manifest.parameters).items():
+        expected = model.state_dict()[name].numpy()
+        assert np.abs(value - expected).max() <= 1e-6 * max(1.0, np.abs(expected).max()), name

@@ -264,7 +264,11 @@ class VerticalServer:
                     self._told = now
                     self.tell_status()
         except FleetError as error:
+            told = self.engine.phase == "failed"
             self.engine.phase, self.engine.why = "failed", error.text
+            if not told:
+                refusal = VerticalRefusal(clip(error.text))
+                await asyncio.gather(*(self._send(one, refusal) for one in self._sockets.values()))
             self.over.set()
             raise
 

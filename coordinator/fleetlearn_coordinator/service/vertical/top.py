@@ -75,7 +75,8 @@ class TopProcess:
         answer = await self._worker.ask_once(job, content)
         if answer is not None and "error" in answer.fields:
             raise TopError(Code.BAD_MESSAGE, f"the top cannot go on: {answer.fields['error']}")
-        return answer
+        # It died between two jobs, and this is another one.
+        return None if answer is not None and "lost" in answer.fields else answer
 
     async def close(self) -> None:
         """End the process."""

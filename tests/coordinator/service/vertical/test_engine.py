@@ -10,7 +10,9 @@ import pytest
 from fleetlearn_coordinator.service.vertical.engine import KeptRun, TellParty, VerticalEngine
 from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.vertical.alignment import hash_rows
+from fleetlearn_protocol.vertical.arrays import ArrayPart
 from fleetlearn_protocol.vertical.messages import (
+    PartyActivations,
     PartyDone,
     PartyJoin,
     PartyState,
@@ -78,6 +80,7 @@ def test_all_go_back_to_the_newest_checkpoint_that_all_have() -> None:
     assert world.engine.phase == "training"
     step, kept = world.engine.step, max(world.tops)
     assert step > kept > 3
+    assert world.engine.kept.checkpoints == (kept - 3, kept)
     world.kill("shop")
     while world.engine.attempt == 1:
         world.go(most=world.steps + 1)
@@ -194,6 +197,11 @@ def test_what_comes_out_of_its_turn_breaks_the_protocol() -> None:
     # Of an attempt that was given up: not an error.
     assert world.engine.said("bank", PartyDone(7), b"") == []
     assert world.engine.said("bank", PartyState(3, None, (0,)), b"") == []
+    part = ArrayPart("activations_bank", "float32", 0, 0)
+    assert world.engine.said("bank", PartyActivations(7, 0, "a" * 64, (part,)), b"") == []
+    attempt = world.engine.attempt
+    with pytest.raises(ProtocolError, match="activations of step 9 came at step"):
+        world.engine.said("bank", PartyActivations(attempt, 9, "a" * 64, (part,)), b"")
 
 
 def test_a_top_that_died_takes_everybody_back() -> None:
