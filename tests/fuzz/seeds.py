@@ -190,6 +190,7 @@ def plans() -> list[bytes]:
         begin
         + b'recipe = "%s"\n[round]\ngoal = 5\n' % name.encode()
         + private * (recipe.mechanism is not None)
+        + b"[clusters]\ncount = 2\n" * recipe.clusters
         for name, recipe in RECIPES.items()
     ]
     return [
