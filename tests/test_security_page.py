@@ -1,4 +1,4 @@
-"""docs/operate/security.md, secure-aggregation.md and docs/privacy.md: each line of what is
+"""docs/operate/security.md, secure-aggregation-cheats.md and docs/privacy.md: each line of what is
 protected, assumed, and not protected names tests, and they are there."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = {
     "operate/security.md": ["what is protected", "what is not"],
-    "operate/secure-aggregation.md": [
+    "operate/secure-aggregation-cheats.md": [
         "a cheating coordinator",
         "the same without a helper",
         "others",
