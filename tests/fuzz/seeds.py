@@ -17,11 +17,14 @@ from fleetlearn_device.peers.discovery import PeerAnnouncement
 from fleetlearn_device.storage import kept_states, tied_vectors
 from fleetlearn_protocol.deltas import encode_delta
 from fleetlearn_protocol.encodings import FLOAT32, find_encoding
-from fleetlearn_protocol.frames import pack_chunk
+from fleetlearn_protocol.frames import pack_chunk, pack_chunks
 from fleetlearn_protocol.manifest import PARAMETERS
 from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.peer_messages import PeerModel, encode_for_peer
 from fleetlearn_protocol.vector import checksum, digest
+from fleetlearn_protocol.vertical.arrays import encode_arrays
+from fleetlearn_protocol.vertical.kept_part import KeptPart, PartKey, write_part
+from fleetlearn_protocol.vertical.messages import PartyActivations, encode_from_party
 from safetensors.numpy import save
 
 from tests.fuzz.targets.decoders import TASK
@@ -58,6 +61,22 @@ def chunks() -> list[bytes]:
         for offset in (0, 8)
         for payload in payloads
     ]
+
+
+def vertical() -> list[bytes]:
+    """Return each valid message alone, activations with their chunks, and a checkpoint."""
+
+    def written(frame: bytes, binary: bool = False) -> bytes:
+        return (len(frame) + 2**15 * binary).to_bytes(2, "little") + frame
+
+    h, y = np.arange(16, dtype=np.float32).reshape(4, 4), np.arange(4)
+    parts, content = encode_arrays([("activations_bank", h), ("y", y)], "float32")
+    said = encode_from_party(PartyActivations(1, 2, "a" * 64, parts)).encode()
+    whole = written(said) + b"".join(written(each, True) for each in pack_chunks(0, content))
+    key, state = PartKey("run", "a" * 64, "b" * 64), np.ones(2, np.float32)
+    kept = write_part(key, KeptPart(3, h.reshape(-1), state))
+    messages = [written(row["text"].encode()) for row in _vectors("vertical")["valid"]]
+    return [whole, kept, *messages]
 
 
 def peers() -> list[bytes]:

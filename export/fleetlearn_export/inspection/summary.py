@@ -19,6 +19,7 @@ from fleetlearn_protocol.manifest import (
     TRAIN_FROM_FEATURES,
     Input,
     Parameter,
+    SplitPart,
     State,
 )
 
@@ -140,13 +141,27 @@ def _model(
                 f"{names}: frozen, as torch.optim skips what the loss does not read",
             )
         )
-    size = f"{4 * manifest.size:,}"
     return [
         *lines,
         Line("batch", "; ".join(map(_array, manifest.batch))),
         Line("outputs", "; ".join(map(_array, manifest.outputs))),
         *(Line("", f"not {name}: it has {what}") for name, what in outputs_left_out.items()),
-        Line("bytes per round", f"{size} down, {size} up, as float32"),
+        *travelling(manifest),
+    ]
+
+
+def travelling(manifest: Manifest) -> list[Line]:
+    """Return what travels: a whole model with each round, activations of a split one with each row
+    of a step."""
+    if not isinstance(manifest.split, SplitPart):
+        size = f"{4 * manifest.size:,}"
+        return [Line("bytes per round", f"{size} down, {size} up, as float32")]
+    split = manifest.split
+    size = f"{sum(4 * prod(cut.activations.shape) for cut in split.cuts):,}"
+    parties = ", ".join(cut.party for cut in split.cuts)
+    return [
+        Line("split model", f"its {split.part}, for {parties}"),
+        Line("bytes per row", f"{size} up, {size} down in each step, as float32"),
     ]
 
 

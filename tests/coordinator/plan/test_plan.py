@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from bottom_manifest import bottom_manifest
 from fleetlearn_coordinator.aggregation.optimizers import make
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
@@ -800,3 +801,9 @@ def test_a_service_must_hold_the_devices_of_an_asynchronous_plan() -> None:
         PlanError, match=r"max_connections = 49 of the service is less than round\.concurrency = 50"
     ):
         plan.check_service(ServiceSettings(max_connections=49))
+
+
+def test_a_part_of_a_split_model_is_no_model_of_rounds() -> None:
+    plan = Plan.load(EXAMPLE)
+    with pytest.raises(PlanError, match="bundle bank is the bottom of a split model, which"):
+        plan.hyper(bottom_manifest())

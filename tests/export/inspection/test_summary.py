@@ -5,9 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from bottom_manifest import bottom_manifest
 from bundle_cache import cached_export
 from fleetlearn_export import Exported, LocalStep
-from fleetlearn_export.inspection.summary import Line, summary
+from fleetlearn_export.inspection.summary import Line, summary, travelling
 from fleetlearn_protocol import Bundle, open_bundle, write_bundle
 from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY, State, TrainMany
 from torch import nn
@@ -117,3 +118,12 @@ def test_a_graph_that_cannot_be_run_here_still_has_a_summary(
         "not measured: ONNX Runtime cannot run the graph to measure it"
     )
     assert "memory per step" not in found
+
+
+def test_the_parts_of_a_split_model_say_what_travels() -> None:
+    plain = bottom_manifest(split=msgspec.UNSET)
+    assert travelling(plain) == [Line("bytes per round", "8 down, 8 up, as float32")]
+    assert travelling(bottom_manifest()) == [
+        Line("split model", "its bottom, for bank"),
+        Line("bytes per row", "4 up, 4 down in each step, as float32"),
+    ]

@@ -19,6 +19,7 @@ from tests.fuzz.targets.peers import peers
 from tests.fuzz.targets.sessions import sessions
 from tests.fuzz.targets.sockets import sockets
 from tests.fuzz.targets.streams import streams
+from tests.fuzz.targets.vertical import vertical
 
 
 class Target(NamedTuple):
@@ -38,6 +39,7 @@ TARGETS: dict[str, Target] = {
     "messages": Target(decoders.messages, seeds.messages),
     "chunks": Target(decoders.chunks, seeds.chunks),
     "peers": Target(peers, seeds.peers, 2),
+    "vertical": Target(vertical, seeds.vertical),
     "encodings": Target(decoders.encodings, seeds.encodings),
     "uploads": Target(decoders.uploads, seeds.uploads),
     "deltas": Target(decoders.deltas, seeds.deltas),

@@ -53,7 +53,8 @@ def test_parties_train_what_one_place_would() -> None:
 def test_a_death_between_any_two_messages_gives_the_same_bits(victim: str) -> None:
     calm = World(two_parties())
     calm.go()
-    for moment in range(calm.steps):
+    # Each second moment, the odd ones for two of them: what is before and after is the same.
+    for moment in range(victim != "coordinator", calm.steps, 2):
         world = World(two_parties())
         world.losses = dict(calm.losses)
         world.go({moment: victim})
