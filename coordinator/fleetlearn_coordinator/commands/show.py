@@ -105,11 +105,11 @@ def bars(values: Sequence[float]) -> str:
 def run_lines(run: RunView, now: float) -> list[str]:
     """Return where a run stands, in lines."""
     state = f"running at {run.address}" if run.running else "not running"
-    computed = next((row for row in reversed(run.rounds) if "computation" in row.summary), None)
+    computed = _computed(run)
     newest = f"model version {run.version}" if computed is None else many(run.version, "round")
     lines = [f"{run.finished or 'not finished'}; {state}; {newest}"]
     if computed is not None and run.finished is None:
-        lines.append(computed.summary["computation"])
+        lines.append(computed)
     if not run.running and run.finished is None and run.seen is not None:
         why = f"the coordinator was stopped at {date(run.seen)}"
         if run.live.get("pid") is not None:
@@ -133,6 +133,13 @@ def run_lines(run: RunView, now: float) -> list[str]:
         to_go = None if rounds is None else max(0, rounds - run.version)
         lines.append(f"privacy: {privacy_words(run.privacy, to_go)}")
     return lines
+
+
+def _computed(run: RunView) -> str | None:
+    """Return where a run without a model stands, in words; None: it trains one, or no round is
+    over."""
+    found = (row.summary.get("computation") for row in reversed(run.rounds))
+    return next((text for text in found if text is not None), None)
 
 
 def privacy_words(spent: PrivacySpent, to_go: int | None) -> str:
@@ -187,11 +194,13 @@ def _apart(run: RunView) -> list[str]:
 
 def _pace(run: RunView, now: float) -> str:
     assert run.last_model is not None
-    parts = [f"last model {clock(run.last_model, now)}, {ago(run.last_model, now)}"]
+    computed = _computed(run) is not None
+    made = "round" if computed else "model"
+    parts = [f"last {made} {clock(run.last_model, now)}, {ago(run.last_model, now)}"]
     if run.rounds_per_hour is not None:
         rate = run.rounds_per_hour
         parts.append(f"{rate:,.0f} rounds an hour" if rate >= 100 else f"{rate:.2g} rounds an hour")
-    if run.eta is not None:
+    if run.eta is not None and not computed:  # a computation ends by itself
         soon = run.eta < now + 1
         when = "at any moment" if soon else f"at {clock(run.eta, now)}, {ago(run.eta, now)}"
         parts.append(f"stop.rounds = {run.stop['rounds']} {when}")
