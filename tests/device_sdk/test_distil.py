@@ -103,6 +103,13 @@ def test_the_mean_is_of_logits_whatever_their_order(
     mixed = [*((0, model) for model in three), (1, other)]
     means = [distiller.mean_logits(iter(mixed[k:] + mixed[:k]), {"x": X}) for k in range(4)]
     assert all(np.array_equal(means[0], mean) for mean in means)
+    large, small, opposite = (np.zeros(15, np.float32) for _ in range(3))
+    large[12:], small[12:], opposite[12:] = 2.0**19, 3.14159e-5, -(2.0**19)
+    one, other_order = (
+        distiller.mean_logits(iter([(0, model) for model in order]), {"x": X})
+        for order in ([large, small, opposite], [large, opposite, small])
+    )
+    assert np.array_equal(one, other_order), "added up as floats, some of the small one is lost"
 
 
 def test_a_student_learns_as_in_pytorch(

@@ -177,6 +177,10 @@ def test_a_roll_back_ends_it(make: PlanMaker) -> None:
         distilling.answered(question, answer(update_of(3.0)))
         fleet.run.work.do_work(NOW)
         assert fleet.run.models.newest.model is model, "a late answer changes nothing"
+        report_twice(fleet, 0.25, 0.75)
+        later = asked(distilling)
+        distilling.answered(question, answer(update_of(3.0)))
+        assert asked(distilling) is later, "a late answer is none to the next round's question"
 
 
 def test_devices_that_reported_before_the_plan_had_it_are_not_missed(
