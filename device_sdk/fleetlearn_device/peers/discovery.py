@@ -13,6 +13,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable, Collection
+from ipaddress import IPv4Address
 
 import msgspec
 from fleetlearn_protocol.messages import Identifier
@@ -75,6 +76,19 @@ class Discovery(asyncio.DatagramProtocol):
                 await asyncio.sleep(EVERY)
         finally:
             transport.close()
+
+
+def checked_interface(text: str | None) -> str | None:
+    """Return the text, if it is an IPv4 address or None. Raises ValueError."""
+    if text is not None:
+        try:
+            IPv4Address(text)
+        except ValueError:
+            raise ValueError(
+                f"discover is {text!r}; expected the IPv4 address of one of this device's "
+                "interfaces, such as 192.168.1.11 (`ip -brief address` shows it)"
+            ) from None
+    return text
 
 
 def multicast_socket(interface: str) -> socket.socket:

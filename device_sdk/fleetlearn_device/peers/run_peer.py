@@ -23,7 +23,12 @@ from fleetlearn_device.peers.book import (
 from fleetlearn_device.peers.bundle_rules import check_peer_bundle
 from fleetlearn_device.peers.certificate import own_certificate, tls_contexts
 from fleetlearn_device.peers.connections import PeerConnections, listening_at
-from fleetlearn_device.peers.discovery import Discovery, PeerAnnouncement, Place
+from fleetlearn_device.peers.discovery import (
+    Discovery,
+    PeerAnnouncement,
+    Place,
+    checked_interface,
+)
 from fleetlearn_device.peers.gossip import GossipPeer
 from fleetlearn_device.peers.local_training import LocalTraining
 from fleetlearn_device.peers.machine import PeerRules
@@ -74,6 +79,7 @@ class Peer:
         self.book = read_book(options.book)
         self.graph = PeerGraph(self.book)
         self._options = options
+        self._interface = checked_interface(options.discover)
         check_peer_bundle(options.bundle, open_bundle(options.bundle).manifest)
         bundle = open_bundle(options.bundle, files=[TRAIN, EVAL, INFER])
         check_hyper(self.book.training.hyper, bundle.manifest.hyper)
@@ -193,8 +199,8 @@ class Peer:
             )
             for each in dialled
         ]
-        if self._options.discover is not None:
-            tasks.append(asyncio.create_task(discovery.run(self._options.discover)))
+        if self._interface is not None:
+            tasks.append(asyncio.create_task(discovery.run(self._interface)))
         lost = asyncio.create_task(_first_error(tasks))
         try:
             node = asyncio.create_task(self.node.run())

@@ -58,6 +58,7 @@ def test_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ({"data": "none.npz"}, 2, "none.npz"),
         ({"listen": "x"}, 2, "expected HOST:PORT"),
         ({"name": "other"}, 1, "this device is a, not other"),
+        ({"discover": "eth0"}, 2, "expected the IPv4 address of one of this device's interfaces"),
         ({"steps": "0"}, 2, "expected a whole number from 1"),
     ],
 )
