@@ -13,7 +13,7 @@ from fleetlearn_coordinator.service.worker_process import WorkerProcess
 Question = TypeVar("Question")
 
 
-class Waiting(Protocol[Question]):
+class WithQuestion(Protocol[Question]):
     """What has the question."""
 
     question: Question | None
@@ -27,7 +27,7 @@ class RoundAsker(ABC, Generic[Question]):
 
     def __init__(
         self,
-        waiting: Waiting[Question],
+        waiting: WithQuestion[Question],
         worker: WorkerProcess,
         failed: Callable[[Exception], None],
     ) -> None:
