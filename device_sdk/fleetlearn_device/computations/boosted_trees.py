@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 from fleetlearn_protocol.computations.boosting_settings import BoostedTrees
 from fleetlearn_protocol.computations.fixed_point import to_fixed
@@ -137,7 +138,9 @@ def _bins_and_scores(
     splits, leaves = splits_of(values["body"], settings), leaves_of(values["body"], settings)
 
     def trees(rounds: int) -> bytes:
-        return digest_of(values["edges"], values["base"], splits[:rounds], leaves[:rounds])
+        # Other settings, such as another number of categories, make other bins of the same rows.
+        arrays = values["edges"], values["base"], splits[:rounds], leaves[:rounds]
+        return digest_of(*arrays, about=msgspec.json.encode(settings))
 
     rows = digest_of(x)
     known = MEMORY.find(rows, trees)

@@ -61,9 +61,9 @@ class ScoreMemory:
             self._bytes -= _size(before)
 
 
-def digest_of(*arrays: NDArray[np.float32]) -> bytes:
-    """Return what stands for the contents of these arrays."""
-    found = hashlib.blake2b(digest_size=16)
+def digest_of(*arrays: NDArray[np.float32], about: bytes = b"") -> bytes:
+    """Return what stands for the contents of these arrays. about: what counts beside them."""
+    found = hashlib.blake2b(about, digest_size=16)
     for array in arrays:
         found.update(np.ascontiguousarray(array).data)
     return found.digest()

@@ -14,6 +14,8 @@ from fleetlearn_protocol.messages import Number
 
 BINS = 256
 """Parts into which a round divides the range in which a quantile lies."""
+FARTHEST = 2.0**500
+"""A range ends here at the latest, so that the variance is a finite double."""
 Bounds = tuple[Number, Number]
 TableColumn = Annotated[str, Meta(min_length=1, max_length=200)]
 
@@ -80,6 +82,11 @@ class Statistics(
             low, high = number.range or (0.0, 1.0)
             if not (low < high and isfinite(high - low)):
                 return f"column {number.name} has the range {low:g} to {high:g}"
+            if max(-low, high) > FARTHEST:
+                return (
+                    f"column {number.name} has the range {low:g} to {high:g}; the farthest that "
+                    f"it may end is {FARTHEST:g}"
+                )
             if len({*number.quantiles}) < len(number.quantiles):
                 return f"column {number.name} has a quantile twice"
         for category in self.categories:

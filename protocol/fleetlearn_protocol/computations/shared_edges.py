@@ -23,6 +23,8 @@ MOST_KEY = 0x7F7FFFFF
 """The key of the largest finite float32. The smallest's is its negative."""
 UNUSED = np.finfo(np.float32).max
 """What stands where there is no boundary. This largest float32 counts as infinity."""
+MOST_COUNTED = 2**48
+"""No count of values is larger: what is computed of counts fits into 64 bits."""
 MAX_EXCHANGES = 8
 """After this many counts the edges are taken as they are."""
 
@@ -104,7 +106,14 @@ def equal_edges(boundaries: Vector, counts: NDArray[np.int64], bins: int) -> Vec
 def _intervals(
     boundaries: Vector, counts: NDArray[np.int64]
 ) -> tuple[Keys, Keys, NDArray[np.int64]]:
-    """Return each interval's first key, the key where the next one begins, and its count."""
+    """Return each interval's first key, the key where the next one begins, and its count. Raises
+    ValueError where they can be no counts: what comes of negative ones has no bound."""
+    if counts.min() < 0 or counts.max() > MOST_COUNTED:
+        wrong = counts[(counts < 0) | (counts > MOST_COUNTED)][0]
+        raise ValueError(
+            f"{wrong} values of a column were counted between two boundaries; expected 0 to "
+            f"{MOST_COUNTED}"
+        )
     inner = keys_of(boundaries[boundaries < UNUSED])
     limits = np.concatenate([[-MOST_KEY], inner, [MOST_KEY]])
     counted = counts[: len(limits) - 1].copy()

@@ -57,3 +57,19 @@ def test_a_device_that_remembers_sends_the_same_sums(monkeypatch: pytest.MonkeyP
         runs.append((forgetful, remembering))
     for forgetful, remembering in runs:
         assert all(map(np.array_equal, forgetful, remembering))
+
+
+def test_what_is_remembered_of_other_settings_does_not_mislead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same rows, edges and scores, and a column that has another number of categories: its
+    rows are in other bins."""
+    rng = np.random.default_rng(8)
+    x = rng.integers(0, 6, (200, 1)).astype(np.float32)
+    table = {"x": x, "y": np.float32(x[:, 0] == 5)}
+    found = []
+    for categories in (3, 6):
+        told = BoostedTrees(columns=(BoostColumn("a", categories),), rounds=2, depth=2)
+        found.append(computed(told, [table])[1])
+    monkeypatch.setattr(boosted_trees, "MEMORY", ScoreMemory())
+    assert all(map(np.array_equal, found[1], computed(told, [table])[1]))

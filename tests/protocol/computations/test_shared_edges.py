@@ -112,3 +112,19 @@ def test_a_range_is_found_to_the_last_bit(column: np.ndarray) -> None:
     low, high, exchanges = range_of(column, 128)
     assert (low, high) == (column.min(), column.max())
     assert exchanges <= 6
+
+
+@pytest.mark.parametrize("count", [-1, 2**61])
+def test_what_can_be_no_counts_is_refused_before_memory_is_taken_for_it(count: int) -> None:
+    """These counts of one hostile device asked for eight million boundaries in the place of 512,
+    others for gigabytes."""
+    boundaries = first_boundaries(boundaries_for(64))
+    counts = np.zeros(len(boundaries) + 1, np.int64)
+    counts[[0, 200, 300, 400]] = 10**15, 1 - 10**15, 10**14, -(10**17)
+    if count > 0:
+        counts = np.full_like(counts, count)
+    for refused in (refine, equal_edges):
+        with pytest.raises(ValueError, match="values of a column were counted between"):
+            refused(boundaries, counts, 64)
+    with pytest.raises(ValueError, match="values of a column were counted between"):
+        refine_range(boundaries, counts)

@@ -41,7 +41,7 @@ class RunComputation(NamedTuple):
         """Return the next state. Raises BadTotalError."""
         try:
             return REGISTRY[self.kind].advance(state, total, devices, self.settings)
-        except ValueError as error:
+        except (ValueError, ArithmeticError) as error:
             raise BadTotalError(str(error)) from None
 
     def is_done(self, state: Vector) -> bool:

@@ -12,7 +12,12 @@ from typing import Any
 
 import numpy as np
 from fleetlearn_protocol.computations.layout import Sums
-from fleetlearn_protocol.computations.settings import CategoryColumn, NumberColumn, Statistics
+from fleetlearn_protocol.computations.settings import (
+    FARTHEST,
+    CategoryColumn,
+    NumberColumn,
+    Statistics,
+)
 from fleetlearn_protocol.computations.statistics import (
     SKETCHED,
     SQUARE_BITS,
@@ -35,8 +40,8 @@ from numpy.typing import NDArray
 SMALLEST = 1e-6
 """A quantile need be no more exact than its column's error times this share of the range."""
 
-FARTHEST = 2.0**500
-"""A range that is found ends here at the latest, so that the variance is a finite double."""
+MOST_ROWS = 2**48
+"""No round has more: what is computed of counts fits into 64 bits."""
 
 
 def advance(state: Vector, total: Sums, devices: int, settings: Statistics) -> Vector:
@@ -44,8 +49,9 @@ def advance(state: Vector, total: Sums, devices: int, settings: Statistics) -> V
     where they cannot be sums of rows."""
     known, found = state_layout(settings).unpack(state), sums_layout(settings).unpack(total)
     rows, measures = int(found["rows"]), bool(known["measures"])
-    if rows < 0 or devices < 0:
+    if not 0 <= rows <= MOST_ROWS or devices < 0:
         raise ValueError(f"a total of {rows} rows of {devices} devices was given")
+    _check_counts(found, rows)
     rounds = int(known["rounds"]) + 1
     after: dict[str, Any] = {**known, "rounds": rounds, "devices": devices, "rows": rows}
     for i, number in enumerate(settings.numbers):
@@ -64,6 +70,19 @@ def advance(state: Vector, total: Sums, devices: int, settings: Statistics) -> V
     after["done"] = int(measures)
     after["measures"] = int(_settled(after, settings) or rounds >= settings.rounds - 1)
     return state_layout(settings).pack(after)
+
+
+def _check_counts(found: dict[str, Sums], rows: int) -> None:
+    """Raise ValueError where a total cannot be of so many rows."""
+    for name, counted in found.items():
+        kind = name.partition(".")[2]
+        if kind == "moments":
+            total, upper, lower = map(int, counted)
+            if total**2 > rows * ((upper << SQUARE_BITS) + lower):
+                raise ValueError(f"{name}: no {many(rows, 'row')} have such a sum and such squares")
+        elif counted.size and not 0 <= counted.min() <= counted.max() <= rows:
+            wrong = counted[(counted < 0) | (counted > rows)].flat[0]
+            raise ValueError(f"{name}: a count of {wrong} came, of {many(rows, 'row')}")
 
 
 def is_done(state: Vector, settings: Statistics) -> bool:

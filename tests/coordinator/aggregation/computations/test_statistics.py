@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from computing import computed, texts
 from fleetlearn_coordinator.aggregation.computations import statistics
+from fleetlearn_coordinator.aggregation.computations.registry import BadTotalError, RunComputation
 from fleetlearn_device.computations.registry import sum_up
 from fleetlearn_protocol.computations.kinds import KINDS
 from fleetlearn_protocol.computations.settings import (
@@ -206,3 +207,32 @@ def test_what_contradicts_itself_is_said(given_: dict[str, object], text: str) -
     found = msgspec.convert({"kind": "statistics", **given_}, ComputationSettings)
     assert found.contradiction is not None
     assert text in found.contradiction
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("rows", -1),
+        ("rows", 2**62),
+        ("number0.counts", -1),
+        ("number0.parts", 2**61),
+        ("number0.moments", 2**40),
+        ("category0.sketch", -(2**60)),
+        ("category1.counts", 11),
+    ],
+)
+def test_a_total_that_can_be_of_no_rows_is_refused_by_name(place: str, value: int) -> None:
+    """One hostile device's sums, added to those of others: a number too large for the state ended
+    the coordinator, and a variance below 0 its command ``result``."""
+    layout, first = KINDS["statistics"].sums(ALL), KINDS["statistics"].first(ALL)
+    total = {name: np.zeros(shape, np.int64) for name, shape in layout.shapes.items()}
+    total["rows"] += 10
+    total[place].reshape(-1)[0] = value
+    computation = RunComputation("statistics", ALL)
+    with pytest.raises(BadTotalError, match=r"row"):
+        computation.advance(first, layout.pack(total), 2)
+
+
+def test_a_range_whose_variance_would_be_no_double_is_refused() -> None:
+    far = Statistics(numbers=(NumberColumn("a", range=(-1e300, 1e300)),))
+    assert "the farthest that it may end is 3.27339e+150" in (far.contradiction or "")
