@@ -49,6 +49,7 @@ from websockets.uri import parse_uri
 from fleetlearn_device.driver.address import Address
 from fleetlearn_device.driver.connection import DirectConnect, RepeatedLine, printable
 from fleetlearn_device.driver.dead_ends import refusal
+from fleetlearn_device.driver.timeouts import timeout
 from fleetlearn_device.driver.timing import Timing, seconds_to_wait
 from fleetlearn_device.driver.way import Way, explain, open_way
 from fleetlearn_device.runtimes.checks import DataError
@@ -201,7 +202,8 @@ class Party:
         self, socket: ClientConnection, message: FromParty, content: bytes = b""
     ) -> None:
         for frame in _frames(message, content):
-            await asyncio.wait_for(socket.send(frame), self._settings.timing.send)
+            async with timeout(self._settings.timing.send):
+                await socket.send(frame)
 
     async def _do(self, command: Command, socket: ClientConnection) -> bool:
         """Carry out a command. Returns whether the training is over."""

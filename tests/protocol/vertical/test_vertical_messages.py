@@ -7,8 +7,10 @@ import zlib
 import pytest
 from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk, pack_chunks
+from fleetlearn_protocol.vertical.arrays import ArrayPart
 from fleetlearn_protocol.vertical.messages import (
     ContentReader,
+    PartyActivations,
     PartyDone,
     PartyJoin,
     PartyRows,
@@ -47,6 +49,8 @@ def test_what_follows_a_message_is_collected_in_its_order() -> None:
     assert reader.content() == content
     assert ContentReader(PartyDone(1), 0).is_complete
     assert announced_bytes(message) == len(content)
+    parts = (ArrayPart("h", "float32", 8, 0), ArrayPart("y", "plain", 16, 0))
+    assert announced_bytes(PartyActivations(1, 0, "a" * 64, parts)) == 24
 
 
 def test_other_bytes_than_announced_are_refused() -> None:

@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.service.vertical.engine import KeptRun, TellParty, VerticalEngine
 from fleetlearn_protocol.errors import ProtocolError
-from fleetlearn_protocol.vertical.alignment import hash_rows
+from fleetlearn_protocol.vertical.alignment import (
+    MOST_ROWS,
+    hash_rows,
+    hashes_as_bytes,
+    read_membership,
+)
 from fleetlearn_protocol.vertical.arrays import ArrayPart
 from fleetlearn_protocol.vertical.messages import (
     PartyActivations,
     PartyDone,
     PartyJoin,
+    PartyRows,
     PartyState,
     PartyStops,
     VerticalFinished,
@@ -22,7 +28,7 @@ from fleetlearn_protocol.vertical.messages import (
     VerticalRefusal,
 )
 from fleetlearn_protocol.vertical.schedule import rows_of_step
-from vertical_world import BUNDLES, CUTS, LR, TARGETS, World, terms, two_parties
+from vertical_world import BUNDLES, CUTS, KEY, LR, TARGETS, World, terms, two_parties
 
 
 def in_one_place(steps: int) -> list[float]:
@@ -203,6 +209,46 @@ def test_what_comes_out_of_its_turn_breaks_the_protocol() -> None:
     attempt = world.engine.attempt
     with pytest.raises(ProtocolError, match="activations of step 9 came at step"):
         world.engine.said("bank", PartyActivations(attempt, 9, "a" * 64, (part,)), b"")
+
+
+def test_what_follows_a_message_is_bounded_by_what_can_be() -> None:
+    part = ArrayPart("activations_bank", "float32", 0, 0)
+    messages = {
+        PartyRows(0, 0): 32 * MOST_ROWS,
+        # of 4 rows: one activation of float32, and a label of at most 8 bytes
+        PartyActivations(1, 0, "a" * 64, (part,)): 4 * 4 + 8 * 4,
+        PartyDone(1): 0,
+    }
+    assert {each: engine().most_bytes(each) for each in messages} == messages
+
+
+def test_labels_of_the_coordinators_own_take_part_in_the_alignment() -> None:
+    bank, shop = two_parties()
+    own = np.sort(hash_rows([f"row {number}" for number in range(5)], KEY))
+    one = VerticalEngine(terms(), CUTS, TARGETS, None, KeptRun(), own)
+    told: Any = []
+    for party in (bank, shop):
+        told = one.joined(party.name, join(party.name))
+    assert [each.message.targets for each in told] == [(), ()]
+    for party in (bank, shop):
+        one.said(party.name, PartyState(len(party.hashes), None, (0,)), b"")
+    rows = PartyRows(32 * len(bank.hashes), 0)
+    assert one.said("bank", rows, hashes_as_bytes(bank.hashes)) == []
+    kept: Any = one.said("shop", rows, hashes_as_bytes(shop.hashes))[0]
+    # Rows 0 and 1 are not the shop's.
+    assert kept.rows == 3
+    assert read_membership(kept.own, 5).sum() == 3
+
+
+def test_hashes_that_are_not_as_many_as_the_party_said_are_refused() -> None:
+    one = engine()
+    for name in ("bank", "shop"):
+        one.joined(name, join(name))
+    for name in ("bank", "shop"):
+        one.said(name, PartyState(3, None, (0,)), b"")
+    two = hashes_as_bytes(np.sort(hash_rows(["a", "b"], KEY)))
+    with pytest.raises(ProtocolError, match="2 hashes of rows were sent"):
+        one.said("bank", PartyRows(64, 0), two)
 
 
 def test_a_top_that_died_takes_everybody_back() -> None:
