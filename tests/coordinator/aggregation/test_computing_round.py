@@ -1,4 +1,4 @@
-"""A round whose devices report sums: one report, or blocks of them in arrays, make the same state."""
+"""A round whose devices report sums: blocks of any size, in any order, make the same state."""
 
 from __future__ import annotations
 
