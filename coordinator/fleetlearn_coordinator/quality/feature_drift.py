@@ -109,7 +109,9 @@ def _spreads(
     every = sum(rows[device] for device in judged)
     within = sum(rows[device] * variances[device] for device in judged) / every
     fourth = sum(rows[device] * float(judged[device].fourths[feature]) for device in judged) / every
-    kurtosis = max(1.0, fourth / within**2)
+    if not within:
+        return {}
+    kurtosis = max(1.0, fourth / within / within)  # within^2 may be too small for a double
     return {
         device: DeviceFigure(sqrt(variance), sqrt(within * (kurtosis - 1) / rows[device]) / 2)
         for device, variance in variances.items()

@@ -22,6 +22,8 @@ def log10_two_sided(t: float, freedom: float) -> float:
         return 0.0
     a, b = freedom / 2, 0.5
     ratio = t * t / freedom
+    if ratio < LEAST:
+        return 0.0
     log_x, log_rest = -log1p(ratio), -log1p(1 / ratio)  # of x and 1 - x
     x, rest = exp(log_x), exp(log_rest)
     log_front = a * log_x + b * log_rest + lgamma(a + b) - lgamma(a) - lgamma(b)

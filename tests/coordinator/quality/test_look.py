@@ -47,3 +47,13 @@ def test_others_that_are_all_the_same_leave_finite_numbers() -> None:
     same = {name: answer() for name in "abc"}
     found = look_at({**same, "d": answer(loss=0.6)}, 0.01, None)
     assert msgspec.json.decode(msgspec.json.encode(found["losses"]))[0]["log10_p"] == -1e300
+
+
+@pytest.mark.parametrize(
+    ("rows", "mean", "variance"), [(100, 1e-200, 1.0), (2, 0.0, 1e-200), (2, 0.0, 5e-324)]
+)
+def test_no_answer_divides_by_zero(rows: int, mean: float, variance: float) -> None:
+    """One hostile device ended the coordinator with each of these, and again after a restart."""
+    same = QualityAnswer(rows, (0,), (0.0,), (0.0,), (0.0,))
+    hostile = QualityAnswer(100, (0,), (mean,), (variance,), (1e-300,))
+    look_at({"a": same, "b": same, "c": same, "d": same, "hostile": hostile}, 0.05, 10)

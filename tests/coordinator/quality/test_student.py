@@ -27,3 +27,7 @@ def test_it_is_scipys(t: float, freedom: float) -> None:
 
 def test_it_says_more_than_a_float_holds() -> None:
     assert log10_two_sided(1e3, 1000) < -1000
+
+
+def test_a_value_too_small_to_be_squared_is_no_rare_one() -> None:
+    assert log10_two_sided(1e-200, 5) == 0.0
