@@ -75,8 +75,8 @@ minimum = {-(-goal // 2)}  # with fewer at the deadline the round is given up
 deadline = 600.0  # seconds
 # over_selection = 1.3  # tasks given for each report wanted, since some devices vanish
 
-[stop]
-rounds = 100  # it ends by itself, most often after fewer
+# [stop]
+# rounds = 1000  # give up after so many; by default it ends by itself, when it is done
 '''
 
 

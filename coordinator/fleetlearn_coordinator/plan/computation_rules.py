@@ -135,10 +135,6 @@ COMPUTATION_RULES = (
             "none. Leave [privacy] out"
         ),
     ),
-    _rule(
-        lambda plan: plan.is_family,
-        lambda plan: "a family averages several models, and there is none. Leave [family] out",
-    ),
 )
 
 

@@ -76,6 +76,7 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     if isinstance(evaluation, dict) and isinstance(round_, dict):
         _fill_evaluation(evaluation, round_)
     if isinstance(stop, dict):
+        stop = raw["stop"] = {**recipe.stop, **stop}
         stop.setdefault("direction", _better(stop.get("metric")))
         if isinstance(models, dict):
             _fill_models(models, stop)

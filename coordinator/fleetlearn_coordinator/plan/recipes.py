@@ -8,6 +8,7 @@ The values are where to start from, not the papers' tuned ones: those differ for
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fleetlearn_coordinator.aggregation.privacy.rules import Mechanism
@@ -24,6 +25,11 @@ MEAN: Mapping[str, Any] = {"aggregator": "mean"}
 def computes(kind: str) -> Mapping[str, Any]:
     """Return the defaults of [local] for a recipe whose devices compute sums."""
     return {"epochs": 1, "batch_size": 0, "algorithm": kind, "evaluate": False}
+
+
+COMPUTED = {"rounds": 1_000_000}
+"""The default of [stop] for a computation. It ends by itself when it is done; a hundred boosting
+rounds of depth 5 alone take more than 500 rounds, so that the usual 100 would cut them off."""
 
 
 class Recipe(NamedTuple):
@@ -48,6 +54,7 @@ class Recipe(NamedTuple):
     be there."""
     clusters: bool = False
     """Whether a plan needs [clusters]."""
+    stop: Mapping[str, Any] = MappingProxyType({})
 
 
 _MCMAHAN = (
@@ -210,18 +217,21 @@ RECIPES: Mapping[str, Recipe] = {
         "sums over all devices' rows; Cormode and Muthukrishnan, What's Hot and What's Not, 2003",
         local=computes("statistics"),
         round=UNIFORM,
+        stop=COMPUTED,
     ),
     "boosted-trees": Recipe(
         "Friedman, Greedy Function Approximation: A Gradient Boosting Machine, 2001; Chen and "
         "Guestrin, XGBoost: A Scalable Tree Boosting System, arXiv 1603.02754",
         local=computes("boosted-trees"),
         round=UNIFORM,
+        stop=COMPUTED,
     ),
     "boosted-components": Recipe(
         "Schalk, Bischl and Rügamer, Privacy-Preserving and Lossless Distributed Estimation of "
         "High-Dimensional Generalized Additive Mixed Models, arXiv 2210.07723",
         local=computes("boosted-components"),
         round=UNIFORM,
+        stop=COMPUTED,
     ),
     **{
         name: Recipe(source, round=UNIFORM, aggregation={"aggregator": name})

@@ -264,7 +264,8 @@ class Stop(Section, frozen=True, kw_only=True):
     """[stop]: when training is over. Whichever comes first."""
 
     rounds: Annotated[int, Meta(ge=1, le=2**31)] = 100
-    """Committed rounds. A roll back counts as one."""
+    """Committed rounds. A roll back counts as one. The default of a computation, which ends when it
+    is done, is a million."""
     metric: Name | None = None
     """A metric of the bundle, or "loss": the devices' evaluation of the round's model, weighted by
     examples."""

@@ -55,14 +55,14 @@ def test_what_would_make_sums_inexact_is_refused_with_the_reason(name: str) -> N
 
 
 def test_a_family_is_refused() -> None:
-    with pytest.raises(PlanError, match="a family averages several models"):
+    with pytest.raises(PlanError, match="a computation has one state"):
         parse(FAMILY)
 
 
 def test_each_rule_is_broken_by_a_plan_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that no plan breaks could be wrong for ever."""
     monkeypatch.setattr("fleetlearn_coordinator.plan.plan.contradictions", lambda plan: ())
-    plans = [parse(FAMILY), *(parse(PLAN + text) for text, _ in BROKEN.values())]
+    plans = [parse(PLAN + text) for text, _ in BROKEN.values()]
     for rule in COMPUTATION_RULES:
         assert any(rule.breaks(plan) for plan in plans)
         assert not rule.breaks(parse(PLAN))
@@ -95,6 +95,13 @@ def test_a_bundle_of_the_other_sort_is_refused(computes: Manifest) -> None:
         parse(SMALL).check_against(computes)
     with pytest.raises(PlanError, match="nothing is computed"):
         parse(SMALL).computation(TRAINS)
+
+
+def test_a_computation_ends_when_it_is_done_and_not_after_the_rounds_of_a_training() -> None:
+    """A hundred boosting rounds of depth 5 take more than 500 rounds."""
+    assert parse(PLAN).stop.rounds == 1_000_000
+    assert parse(PLAN + "[stop]\nrounds = 20\n").stop.rounds == 20
+    assert parse(SMALL).stop.rounds == 100
 
 
 def test_plans_that_train_have_no_computation() -> None:

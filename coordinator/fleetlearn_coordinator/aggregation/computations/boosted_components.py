@@ -71,7 +71,10 @@ def progress(state: Vector, settings: BoostedComponents) -> str:
         return "adding up X^T X"
     if phase == DONE:
         return f"{iteration} iterations"
-    return f"iteration {iteration + 1} of {settings.iterations}; loss {values['loss']:.6g}"
+    where = f"iteration {iteration + 1} of {settings.iterations}"
+    if iteration == 0:  # no device has measured a loss yet
+        return where
+    return f"{where}; loss {values['loss']:.6g}"
 
 
 def result(state: Vector, settings: BoostedComponents) -> dict[str, Any]:

@@ -69,10 +69,11 @@ def progress(state: Vector, settings: BoostedTrees) -> str:
         return f"finding the edges of bins, exchange {int(values['exchange']) + 1}"
     if values["phase"] == DONE:
         return f"{kept} boosting rounds"
-    return (
-        f"boosting round {kept + 1} of {settings.rounds}, level {int(values['level']) + 1} of "
-        f"{settings.depth}; loss {values['losses'][0]:.6g}"
-    )
+    level = int(values["level"])
+    where = f"boosting round {kept + 1} of {settings.rounds}, level {level + 1} of {settings.depth}"
+    if kept == 0 and level == 0:  # no device has measured a loss yet
+        return where
+    return f"{where}; loss {values['losses'][0]:.6g}"
 
 
 def _find_edges(values: Values, sums: dict[str, Sums], settings: BoostedTrees) -> None:

@@ -66,7 +66,9 @@ def run_view(place: RunPlace, *, last: int | None = RECENT) -> RunView:
         meta = ledger.metadata()
     live, stop = _json(meta, "live", {}), _json(meta, "plan", {}).get("stop", {})
     rate = _rate(closed)
-    shown = closed if last is None else closed[-last:]
+    rounds = [_round(row) for row in (closed if last is None else closed[-last:])]
+    # A computation ends when it is done; its stop.rounds only ends one that never would.
+    most = None if any("computation" in row.summary for row in rounds) else stop.get("rounds")
     return RunView(
         **found,
         data=storage.where,
@@ -77,10 +79,10 @@ def run_view(place: RunPlace, *, last: int | None = RECENT) -> RunView:
         trend=_trend(closed),
         rounds_per_hour=rate,
         stop=stop,
-        eta=_eta(found, stop.get("rounds"), rate),
+        eta=_eta(found, most, rate),
         finished_by=_json(meta, "finished_by", None),
         live=live,
-        rounds=[_round(row) for row in shown],
+        rounds=rounds,
         evaluations=[
             EvaluationView(*row[:5])
             for row in (evaluations if last is None else evaluations[-last:])

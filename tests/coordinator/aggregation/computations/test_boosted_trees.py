@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from computing import computed
-from fleetlearn_coordinator.aggregation.computations.boosted_trees import advance, is_done, result
+from fleetlearn_coordinator.aggregation.computations.boosted_trees import (
+    advance,
+    is_done,
+    progress,
+    result,
+)
 from fleetlearn_device.computations.boosted_trees import bins_of, compute, scores
 from fleetlearn_protocol.computations.boosting_settings import BoostColumn, BoostedTrees
 from fleetlearn_protocol.computations.shared_edges import UNUSED
@@ -320,6 +325,17 @@ def test_a_round_looks_at_its_share_of_rows_and_columns() -> None:
     root = histogram_of(trees_sums(told).unpack(sums)["body"], 0, told)[0, 0]
     seen = root[: told.bins + 1, 1].sum() / 2**24  # the second derivative of each row is 1
     assert 420 < seen < 580
+
+
+def test_progress_says_no_loss_before_one_was_measured() -> None:
+    told = trees("squared", rounds=2, depth=2)
+    table = {"x": np.arange(12.0, dtype=np.float32).reshape(4, 3), "y": np.arange(4.0)}
+    _, states = computed(told, [table])
+    lines = [progress(state, told) for state in states]
+    assert lines[-5] == "boosting round 1 of 2, level 1 of 2"
+    assert lines[-4].startswith("boosting round 1 of 2, level 2 of 2; loss ")
+    assert not lines[-4].endswith("loss 0")
+    assert lines[-1] == "2 boosting rounds"
 
 
 def test_held_out_rows_end_the_training() -> None:

@@ -89,6 +89,23 @@ def test_when_a_running_coordinator_will_be_through(
     assert run_view(RunPlace("r", tmp_path)).eta is None
 
 
+def test_a_computation_ends_when_it_is_done_so_that_no_end_is_foretold(
+    ledger: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = {"pid": 1, "time": 370.0, "accepted": 2, "leases": 3, "connected": 4, "deadline": 390.0}
+    found = summary(reports=5, computation="level 1 of 5")
+    ledger.write(
+        [
+            Metadata("live", msgspec.json.encode(live).decode()),
+            RoundOpened(6, 360.0),
+            RoundClosed(6, "committed", found, 365.0),
+        ]
+    )
+    monkeypatch.setattr("time.time", lambda: 370.0)
+    shown = run_view(RunPlace("r", tmp_path))
+    assert (shown.running, shown.eta) == (True, None)
+
+
 def test_a_run_whose_coordinator_is_down(make_plan: PlanMaker) -> None:
     """What the open round has is in its tasks."""
     plan = make_plan(round__goal=3, round__minimum=1, round__grace=2.0)
