@@ -84,7 +84,11 @@ def hash_rows(ids: Sequence[Any] | NDArray[Any], key: bytes) -> RowHashes:
 
 
 def read_hashes(content: bytes | memoryview) -> RowHashes:
-    """Return the hashes that these bytes are."""
+    """Return the hashes that these bytes are. Raises ProtocolError (wrong-length)."""
+    if len(content) % HASH_BYTES:
+        raise ProtocolError(
+            Code.WRONG_LENGTH, f"{len(content)} bytes are no hashes of {HASH_BYTES} bytes each"
+        )
     return np.frombuffer(content, f"S{HASH_BYTES}")
 
 

@@ -24,6 +24,12 @@ from fleetlearn_protocol.vertical.alignment import (
 KEY = b"k" * 32
 
 
+def test_bytes_that_are_no_hashes_are_refused_by_name() -> None:
+    """A party's 33 bytes ended what handles all parties' messages."""
+    with pytest.raises(ProtocolError, match="33 bytes are no hashes of 32 bytes each"):
+        read_hashes(b"x" * 33)
+
+
 def test_a_hash_is_hmac_sha_256_of_the_id_under_the_key() -> None:
     found = hash_rows(["anna", 17], KEY)
     expected = [hmac.new(KEY, DOMAIN + one, hashlib.sha256).digest() for one in (b"anna", b"17")]

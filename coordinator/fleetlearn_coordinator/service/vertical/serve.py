@@ -269,8 +269,10 @@ class VerticalServer:
             if not told:
                 refusal = VerticalRefusal(clip(error.text))
                 await asyncio.gather(*(self._send(one, refusal) for one in self._sockets.values()))
-            self.over.set()
             raise
+        finally:
+            # Whatever it was, such as a full disk: nobody would handle what parties say.
+            self.over.set()
 
     def _handled(self, event: _Joined | _Said | _Left) -> Sequence[RunCommand]:
         """Return what is to be done after an event. Of a party the newest connection counts."""
