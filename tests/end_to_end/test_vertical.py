@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,22 @@ from examples import vertical
 
 pytestmark = pytest.mark.slow
 PARTS = ("hospital", "laboratory", "top")
+
+
+@pytest.fixture(autouse=True)
+def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """End the processes of a test, also where it fails."""
+    begin, started = vertical.Processes._start, list[subprocess.Popen[bytes]]()
+
+    def start(self: vertical.Processes, *arguments: Any) -> subprocess.Popen[bytes]:
+        started.append(begin(self, *arguments))
+        return started[-1]
+
+    monkeypatch.setattr(vertical.Processes, "_start", start)
+    yield
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture(scope="module")
