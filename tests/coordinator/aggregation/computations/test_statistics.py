@@ -19,6 +19,7 @@ from fleetlearn_protocol.computations.settings import (
     NumberColumn,
     Statistics,
 )
+from fleetlearn_protocol.computations.statistics import bucket_of, key_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -236,3 +237,26 @@ def test_a_total_that_can_be_of_no_rows_is_refused_by_name(place: str, value: in
 def test_a_range_whose_variance_would_be_no_double_is_refused() -> None:
     far = Statistics(numbers=(NumberColumn("a", range=(-1e300, 1e300)),))
     assert "the farthest that it may end is 3.27339e+150" in (far.contradiction or "")
+
+
+def test_a_bucket_spells_the_value_of_most_of_its_rows() -> None:
+    """60 rows of "Ulm" and 40 of "Rom" in one bucket: each bit of Ulm has 60 rows or more."""
+    longest, sketch = 8, np.zeros((2, 128, 65), np.int64)
+    bits = {
+        name: np.unpackbits(texts([name], longest)[0]).astype(np.int64) for name in ("Ulm", "Rom")
+    }
+    bucket = int(bucket_of(texts(["Ulm"], longest), 6)[0])  # of the first hash, after 3 rounds
+    sketch[0, bucket, 0] = 100
+    sketch[0, bucket, 1:] = 60 * bits["Ulm"] + 40 * bits["Rom"]
+    assert list(statistics._spelt(sketch, longest, 3)) == [(b"Ulm", 60)]
+
+
+@pytest.mark.parametrize(("high", "settled"), [(1.0009, True), (1.0011, False), (1.0, True)])
+def test_a_quantile_is_settled_within_its_error(high: float, settled: bool) -> None:
+    asked = Statistics(numbers=(NumberColumn("x", range=(0.0, 2.0), quantiles=(0.5,)),))
+    after = {
+        "rounds": 3,
+        "number0.range": (0.0, 2.0),
+        "number0.between": key_of(np.array([[1.0, high]])),
+    }
+    assert statistics._settled(after, asked) == settled
