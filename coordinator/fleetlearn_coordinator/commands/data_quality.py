@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # late: the plan imports numpy
     from fleetlearn_coordinator.plan.plan import Plan
 
 app = typer.Typer()
+WORTH_LINES = 20
+"""Most devices whose updates' worth is printed."""
 
 
 class FeatureFinding(msgspec.Struct, frozen=True):
@@ -159,7 +161,8 @@ def quality_lines(view: QualityView) -> list[str]:
     """Return the look for people, a line each."""
     lines = [
         f"look {view.number}, with model version {view.version}: {many(view.devices, 'device')} "
-        f"answered; named is what chance makes with a probability below {view.alarm:g}"
+        f"answered; a device is named if chance would put it so far away with a probability below "
+        f"{view.alarm:g}"
     ]
     if view.outcome != "valid":
         lines.append("too few answered for the look to be valid: nothing follows from it")
@@ -173,7 +176,7 @@ def quality_lines(view: QualityView) -> list[str]:
     lines += [_contribution_line(each) for each in hurts]
     if len(lines) == 1:
         lines.append("no device's data are unlike the others'")
-    return lines
+    return lines + _worth_lines(view.contributions)
 
 
 def _feature_line(found: FeatureFinding) -> str:
@@ -207,9 +210,24 @@ def _contribution_line(found: ContributionFinding) -> str:
     )
 
 
+def _worth_lines(found: list[ContributionFinding]) -> list[str]:
+    """Return a line for each device, what hurts most first, up to WORTH_LINES of them."""
+    lines = [
+        f"{each.device}: {each.shapley:+.3g} a round (+- {each.error:.2g}), left out "
+        f"{each.left_out:+.3g}; {many(each.rounds, 'round')}"
+        for each in found[:WORTH_LINES]
+    ]
+    if lines:
+        lines.insert(0, "what updates are worth: by how much they lower the held-out loss (Shapley)")
+    if len(found) > WORTH_LINES:
+        lines.append(f"and {len(found) - WORTH_LINES} more, worth more: --json has them")
+    return lines
+
+
 def _how_sure(deviations: float, log10_p: float) -> str:
     return f"{abs(deviations):.3g} deviations away, p = {_chance(log10_p)}"
 
 
 def _chance(log10_p: float) -> str:
-    return f"1e{log10_p:.0f}" if log10_p < -4 else f"{10**log10_p:.2g}"
+    # Below 1e-300 a double would be 0.
+    return f"1e{log10_p:.0f}" if log10_p < -300 else f"{10**log10_p:.2g}"

@@ -27,7 +27,7 @@ FILE = "vertical.toml"
 def init(
     folder: Annotated[Path, typer.Argument(help="Where the files are written.")],
     bundle: Annotated[Path, typer.Argument(help="top.bundle of what export_vertical wrote.")],
-    labels: Annotated[str, typer.Option(help="The party that has the labels.")] = "",
+    labels: Annotated[str, typer.Option(help="The party that has the labels. Default: the first one.")] = "",
 ) -> None:
     """Write a plan, and a token for each party. Overwrites nothing."""
     from fleetlearn_protocol import open_bundle
@@ -41,6 +41,10 @@ def init(
         if not isinstance(split, SplitPart) or split.part != "top":
             raise FleetError(Code.BAD_MESSAGE, f"{bundle} is no top of a split model")
         names = [cut.party for cut in split.cuts]
+        if labels and labels not in names:
+            raise FleetError(
+                Code.BAD_MESSAGE, f"there is no party {labels}; {bundle} is for {', '.join(names)}"
+            )
         files = {name: folder / f"{name}.token" for name in names}
         there = next((path for path in (file, *files.values()) if path.exists()), None)
         if there is not None:
@@ -54,7 +58,10 @@ def init(
             tokens[name] = hash_of_token(token)
         text = vertical_plan_file(str(bundle.absolute()), tokens, labels or names[0])
         file.write_text(text, "utf-8")
-    say(f"wrote {file}; give each party its bundle and its token, NAME.token, and keep neither")
+    say(
+        f"wrote {file}, in which {labels or names[0]} has the labels. Give each party its bundle "
+        "and its token, NAME.token, and delete both here"
+    )
 
 
 @app.command()

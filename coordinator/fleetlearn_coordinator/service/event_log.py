@@ -201,6 +201,7 @@ class EventLog:
 
 def exchange_name(kind: str, number: int, phase: int) -> str:
     """Return what people call an exchange."""
+    kind = {"quality": "quality look", "fit": "cluster fit"}.get(kind, kind)
     return f"{kind} {number}" if phase == 1 else f"{kind} {number}, phase {phase},"
 
 

@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     from fleetlearn_device.vertical.party import newest_bottom
 
     try:
-        content = newest_bottom(options.bundle, Path(state_path(options)))
+        content, step = newest_bottom(options.bundle, Path(state_path(options)))
         Path(options.output).write_bytes(content)
     except DataError as error:
         return fail(2, str(error))
@@ -36,5 +36,5 @@ def run(options: argparse.Namespace) -> int:
         return fail(1, error.text)
     except OSError as error:
         return fail(1, f"{options.output} cannot be written: {error}")
-    print(f"wrote {options.output}")
+    print(f"wrote {options.output}, the bottom after step {step}")
     return 0

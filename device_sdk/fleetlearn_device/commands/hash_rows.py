@@ -16,7 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "labels_file of a\nvertical run's coordinator, which does not know the key of the hashes."
     )
     parser.add_argument("input", metavar="INPUT", help="data, in any form that `run --data` takes")
-    parser.add_argument("--ids", default="id", metavar="COLUMN", help="the column of the rows' ids")
+    parser.add_argument(
+        "--ids", default="id", metavar="COLUMN", help="the column of the rows' ids; default: id"
+    )
     parser.add_argument("--rows-key", required=True, metavar="FILE", help="the parties' key")
     parser.add_argument("--columns", required=True, metavar="A,B", help="the columns to write")
     parser.add_argument("--output", required=True, metavar="FILE.npz", help="what is written")

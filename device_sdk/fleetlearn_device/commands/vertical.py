@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fleetlearn_device.commands.exits import EXIT, fail
+from fleetlearn_device.commands.exits import fail
 from fleetlearn_device.settings.sources import add_flags, read_settings, required
 
 SETTINGS = (
@@ -22,6 +22,17 @@ SETTINGS = (
     "log.level",
     "log.format",
 )
+
+EXIT = """exit status:
+  0    the training is finished
+  1    the state directory or the runtime cannot be used, or the run failed
+  2    wrong usage or settings, or data that do not fit
+  4    the coordinator does not let this party in, or has ended the run
+  130  stopped by SIGINT (Ctrl-C)
+
+A party whose coordinator is away, or that waits for the others, goes on trying. One that was stopped
+or killed goes on from the last checkpoint that all have when it is started again.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

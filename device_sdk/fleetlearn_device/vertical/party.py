@@ -323,13 +323,13 @@ def _frames(message: FromParty, content: bytes) -> Iterator[str | bytes]:
     yield from pack_chunks(0, content)
 
 
-def newest_bottom(bundle_path: str, folder: Path) -> bytes:
-    """Return infer.onnx of the newest bottom that a party keeps: an ONNX model of its activations.
-    Raises BundleError, StateError, DataError."""
+def newest_bottom(bundle_path: str, folder: Path) -> tuple[bytes, int]:
+    """Return the newest bottom that a party keeps, as an ONNX model of its activations, and the step
+    after which it is that. Raises BundleError, StateError, DataError."""
     from fleetlearn_protocol.bundle import write_inference_model
 
     bundle = open_bundle(bundle_path)
     part = PartyFolder(folder).newest(bundle.sha256)
     if part is None:
         raise DataError(f"{folder} keeps no trained part of the bundle {bundle_path}")
-    return write_inference_model(bundle, part.local)
+    return write_inference_model(bundle, part.local), part.step
