@@ -218,7 +218,7 @@ def _worth_lines(found: list[ContributionFinding]) -> list[str]:
         for each in found[:WORTH_LINES]
     ]
     if lines:
-        lines.insert(0, "what updates are worth: by how much they lower the held-out loss (Shapley)")
+        lines.insert(0, "by how much updates lower the held-out loss (Shapley value):")
     if len(found) > WORTH_LINES:
         lines.append(f"and {len(found) - WORTH_LINES} more, worth more: --json has them")
     return lines

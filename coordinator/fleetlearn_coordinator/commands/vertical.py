@@ -27,7 +27,9 @@ FILE = "vertical.toml"
 def init(
     folder: Annotated[Path, typer.Argument(help="Where the files are written.")],
     bundle: Annotated[Path, typer.Argument(help="top.bundle of what export_vertical wrote.")],
-    labels: Annotated[str, typer.Option(help="The party that has the labels. Default: the first one.")] = "",
+    labels: Annotated[
+        str, typer.Option(help="The party that has the labels. Default: the first one.")
+    ] = "",
 ) -> None:
     """Write a plan, and a token for each party. Overwrites nothing."""
     from fleetlearn_protocol import open_bundle

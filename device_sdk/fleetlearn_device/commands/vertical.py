@@ -30,8 +30,8 @@ EXIT = """exit status:
   4    the coordinator does not let this party in, or has ended the run
   130  stopped by SIGINT (Ctrl-C)
 
-A party whose coordinator is away, or that waits for the others, goes on trying. One that was stopped
-or killed goes on from the last checkpoint that all have when it is started again.
+A party whose coordinator is away, or that waits for the others, goes on trying. One that was
+stopped or killed goes on from the last checkpoint that all have when it is started again.
 """
 
 

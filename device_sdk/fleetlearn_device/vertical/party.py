@@ -324,8 +324,8 @@ def _frames(message: FromParty, content: bytes) -> Iterator[str | bytes]:
 
 
 def newest_bottom(bundle_path: str, folder: Path) -> tuple[bytes, int]:
-    """Return the newest bottom that a party keeps, as an ONNX model of its activations, and the step
-    after which it is that. Raises BundleError, StateError, DataError."""
+    """Return the newest bottom that a party keeps, as an ONNX model of its activations, and after
+    how many steps it is that. Raises BundleError, StateError, DataError."""
     from fleetlearn_protocol.bundle import write_inference_model
 
     bundle = open_bundle(bundle_path)
