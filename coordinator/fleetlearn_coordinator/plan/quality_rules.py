@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fleetlearn_coordinator.aggregation.robust.kept_updates import MAX_KEPT
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.plan_rule import PlanRule
 from fleetlearn_coordinator.plan.quality_section import QualitySection
 
+MOST_MEASURED = 1024
+"""Devices of a round whose updates are measured: four sets of them for each, which are kept."""
 ABOUT_DEVICES = "[quality] is about what single devices have"
 
 
@@ -31,6 +32,11 @@ def _contribution_rule(
         lambda plan, quality: quality.contributions is not None and breaks(plan),
         lambda plan, quality: f"quality.contributions = {quality.contributions} {text(plan)}",
     )
+
+
+def _clips(plan: PlanKeys) -> bool:
+    bound = plan.aggregation.norm_bound
+    return bound is not None and bound.action == "clip"
 
 
 QUALITY_RULES = (
@@ -74,10 +80,10 @@ QUALITY_RULES = (
         ),
     ),
     _contribution_rule(
-        lambda plan: plan.round.goal > MAX_KEPT,
+        lambda plan: plan.round.goal > MOST_MEASURED,
         lambda plan: (
-            f"keeps each update of a round until its end: with round.goal = {plan.round.goal} that "
-            f"is more than {MAX_KEPT}"
+            "keeps each update of a round until its end, and measures four models for each: with "
+            f"round.goal = {plan.round.goal} that is more than {MOST_MEASURED}"
         ),
     ),
     _contribution_rule(
@@ -92,6 +98,14 @@ QUALITY_RULES = (
         lambda plan: (
             "measures what an update adds to a weighted mean, and this plan's model is none. It "
             'needs aggregation.aggregator = "mean", without q and normalise'
+        ),
+    ),
+    _contribution_rule(
+        _clips,
+        lambda plan: (
+            "measures updates as they came, and this plan shortens those that are longer than "
+            f"aggregation.max_norm = {plan.aggregation.max_norm:g} before they count. It needs "
+            'aggregation.norm_action = "refuse", or no max_norm'
         ),
     ),
     _quality_rule(
