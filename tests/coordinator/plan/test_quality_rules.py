@@ -24,7 +24,8 @@ BROKEN = {
     "asynchronous": (f'recipe = "fedbuff"\n{SMALL}{MEASURES}', "compares updates of one model"),
     "carry": (f'{SMALL}late = "carry"\n{MEASURES}', "compares updates of one model"),
     "too many": (
-        f'name = "a"\nbundle = "b"\n[round]\ngoal = 1025\n{MEASURES}', "that is more than 1024"
+        f'name = "a"\nbundle = "b"\n[round]\ngoal = 1025\n{MEASURES}',
+        "that is more than 1024",
     ),
     "distilled": (
         f'{SMALL}{MEASURES}[distil]\ndata = "u.npz"\nbundle = "d.bundle"\n',
