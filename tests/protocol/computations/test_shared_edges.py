@@ -14,7 +14,7 @@ from fleetlearn_protocol.computations.shared_edges import (
     refine_range,
     values_of,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -42,6 +42,7 @@ def range_of(column: np.ndarray, size: int) -> tuple[float, float, int]:
         boundaries = finer
 
 
+@settings(max_examples=30)
 @given(arrays(np.float32, st.integers(1, 20), elements=FLOATS))
 def test_keys_are_in_the_order_of_the_numbers(values: np.ndarray) -> None:
     keys = keys_of(values)
@@ -82,6 +83,7 @@ def test_few_values_have_a_bin_each_with_the_edges_half_way() -> None:
     assert edges[edges < UNUSED].tolist() == pytest.approx([-1.5, 0.5, 1.5, 6], abs=1e-6)
 
 
+@settings(max_examples=30)
 @given(arrays(np.float32, st.integers(1, 60), elements=FLOATS), st.integers(2, 9))
 def test_edges_divide_any_values(column: np.ndarray, bins: int) -> None:
     edges, _ = edges_of(column, bins)
@@ -107,6 +109,7 @@ def test_missing_values_and_infinities() -> None:
     assert range_of(nothing, 16)[:2] == (0.0, 0.0)
 
 
+@settings(max_examples=30)
 @given(arrays(np.float32, st.integers(1, 20), elements=FLOATS))
 def test_a_range_is_found_to_the_last_bit(column: np.ndarray) -> None:
     low, high, exchanges = range_of(column, 128)
