@@ -115,6 +115,8 @@ class Distiller:
         total = np.zeros((examples, self.classes), np.int64)
         for place, model in teachers:
             count += 1
+            if not np.isfinite(model).all():  # a device's update of 3e38, added to a large model
+                raise DivergedError(f"the model of teacher {count} is not finite")
             infer = self._inference(place, model)
             for begin in range(0, examples, EXAMPLES_AT_A_TIME):
                 part = slice(begin, begin + EXAMPLES_AT_A_TIME)

@@ -201,3 +201,14 @@ def test_the_process_answers_with_the_same_models(
     fields = msgspec.json.decode(answer)
     assert msgspec.convert(fields["students"], list[Distilled]) == found
     assert np.array_equal(np.frombuffer(model, "<f4"), expected)
+
+
+def test_a_teacher_that_is_not_finite_is_a_divergence(
+    distiller: Distiller, bundles: tuple[Bundle, Bundle]
+) -> None:
+    """It was an error that the coordinator asks again after, for ever: one device's update of
+    3e38, added to a large model, held its round."""
+    (teacher,) = models(bundles[0], 1)
+    teacher[0] = np.inf
+    with pytest.raises(DivergedError, match="the model of teacher 1 is not finite"):
+        distiller.mean_logits(iter([(0, teacher)]), {"x": X})
