@@ -174,7 +174,8 @@ def about_plan(plan: Plan) -> dict[str, Any]:
         "goal": rule.goal,
         "minimum": rule.minimum,
         "deadline": rule.deadline,
-        "rounds": stop.rounds,
+        # A computation ends when it is done: its stop.rounds is no number to look forward to.
+        "rounds": None if plan.algorithm.computes else stop.rounds,
         "metric": stop.metric,
         "target": stop.target if stop.metric is not None else None,
         **({} if plan.hidden_metrics is None else {"private": plan.hidden_metrics}),

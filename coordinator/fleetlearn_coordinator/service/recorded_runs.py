@@ -31,9 +31,10 @@ def recorded_runs(views: LocalViews) -> dict[str, ReplayedRun]:
 
 def _recorded(views: LocalViews, run: RunView) -> ReplayedRun:
     history = read_history(views.place(run.name).data)
+    computes = any("computation" in row.summary for row in run.rounds)
     about = {
         "goal": run.goal,
-        "rounds": run.stop.get("rounds"),
+        "rounds": None if computes else run.stop.get("rounds"),
         "metric": run.stop.get("metric"),
         "target": run.stop.get("target"),
         **_privacy_of_metrics(run),
