@@ -19,6 +19,7 @@ from fleetlearn_protocol.errors import in_words
 from fleetlearn_protocol.manifest import (
     COMPUTATION_VERSION,
     FORMAT,
+    MAX_ELEMENTS,
     PARAMETERS,
     LocalStep,
     Manifest,
@@ -88,6 +89,12 @@ def write_computation_bundle(
     if (problem := settings.contradiction) is not None:
         raise ValueError(problem)
     kind, target = KINDS[kind_of(settings)], Path(target)
+    most = max(kind.state(settings).size, kind.sums(settings).size)
+    if most > MAX_ELEMENTS:  # before memory is taken for them
+        raise ValueError(
+            f"its state or its sums have {most} numbers; they can have {MAX_ELEMENTS}. Ask for "
+            "less: fewer columns, rounds, classes or bins, or less depth"
+        )
     state = kind.first(settings)
     manifest = Manifest(
         format=FORMAT,

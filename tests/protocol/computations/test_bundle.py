@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_protocol import BundleError, open_bundle
+from fleetlearn_protocol.computations.boosting_settings import BoostColumn, BoostedTrees
 from fleetlearn_protocol.computations.bundle import (
     STATE_NAME,
     read_questions,
@@ -114,3 +115,11 @@ def test_another_preprocessing_may_be_given(tmp_path: Path) -> None:
     bundle = open_bundle(write_computation_bundle(tmp_path / "a.bundle", "a", asked, told))
     assert bundle.manifest.preprocessing == told
     assert np.isfinite(bundle.parameters()).all()
+
+
+def test_settings_whose_state_no_bundle_could_hold_are_refused(tmp_path: Path) -> None:
+    """Memory for 305 GiB was asked for."""
+    columns = tuple(BoostColumn(f"c{number}") for number in range(20))
+    large = BoostedTrees(columns, loss="softmax", classes=1000, rounds=10_000, depth=12)
+    with pytest.raises(ValueError, match="its state or its sums have .* Ask for less"):
+        write_computation_bundle(tmp_path / "x.bundle", "x", large)
