@@ -121,5 +121,5 @@ def test_settings_whose_state_no_bundle_could_hold_are_refused(tmp_path: Path) -
     """Memory for 305 GiB was asked for."""
     columns = tuple(BoostColumn(f"c{number}") for number in range(20))
     large = BoostedTrees(columns, loss="softmax", classes=1000, rounds=10_000, depth=12)
-    with pytest.raises(ValueError, match="its state or its sums have .* Ask for less"):
+    with pytest.raises(ValueError, match=r"its state or its sums have .* Ask for less"):
         write_computation_bundle(tmp_path / "x.bundle", "x", large)
