@@ -69,7 +69,7 @@ def test_what_is_remembered_of_other_settings_does_not_mislead(
     table = {"x": x, "y": np.float32(x[:, 0] == 5)}
     found = []
     for categories in (3, 6):
-        told = BoostedTrees(columns=(BoostColumn("a", categories),), rounds=2, depth=2)
+        told = BoostedTrees(columns=(BoostColumn("a", categories),), rounds=1, depth=2)
         found.append(computed(told, [table])[1])
     monkeypatch.setattr(boosted_trees, "MEMORY", ScoreMemory())
     assert all(map(np.array_equal, found[1], computed(told, [table])[1]))
