@@ -27,6 +27,7 @@ from fleetlearn_protocol.encodings import FLOAT32, find_encoding, leaves_residua
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.messages import Identifier, Name, Positive
 from fleetlearn_protocol.paths import in_home
+from fleetlearn_protocol.toml_faults import fault_in_words
 from fleetlearn_protocol.vector import digest
 from msgspec import Meta
 
@@ -111,8 +112,11 @@ def read_book(given: str) -> PeerBook:
         raise BookError(
             f"{given}: Python 3.10 needs a package to read TOML: pip install tomli"
         ) from None
+    except msgspec.ValidationError as error:
+        fault = f"{fault_in_words(error, PeerBook)}. docs/start/peers.md says more"
+        raise BookError(f"{given} is no address book: {fault}") from None
     except msgspec.DecodeError as error:
-        raise BookError(f"{given} is no address book: {error}") from None
+        raise BookError(f"{given} is no address book, and no TOML: {error}") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise BookError(f"the address book {given} cannot be read: {why}") from None

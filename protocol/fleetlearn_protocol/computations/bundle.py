@@ -27,6 +27,7 @@ from fleetlearn_protocol.manifest import (
 )
 from fleetlearn_protocol.paths import in_home
 from fleetlearn_protocol.preprocessing import Preprocessing, read_preprocessing
+from fleetlearn_protocol.toml_faults import fault_in_words
 
 STATE_NAME = "computation.state"
 """The only row of the parameter table."""
@@ -63,12 +64,16 @@ def read_questions(path: str | os.PathLike[str]) -> Questions:
 def read_settings(given: Mapping[str, Any]) -> ComputationSettings:
     """Return a computation's settings from what a TOML or JSON file says of them. Raises
     ValueError, which names what is wrong and where."""
-    if given.get("kind") not in KINDS:
-        raise ValueError(f"kind is {given.get('kind')!r}; expected one of {', '.join(KINDS)}")
+    kind = given.get("kind")
+    if kind not in KINDS:
+        found = "the key kind is missing" if kind is None else f"kind is {kind!r}"
+        raise ValueError(f"{found}; expected one of {', '.join(KINDS)}")
     try:
-        settings: ComputationSettings = msgspec.convert(given, KINDS[given["kind"]].settings)
+        settings: ComputationSettings = msgspec.convert(given, KINDS[kind].settings)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{error}. docs/algorithms/computations.md lists what there is") from None
+        page = "computations" if kind == "statistics" else "boosting"
+        fault = fault_in_words(error, KINDS[kind].settings)
+        raise ValueError(f"{fault}. docs/algorithms/{page}.md says more") from None
     if (problem := settings.contradiction) is not None:
         raise ValueError(problem)
     return settings
