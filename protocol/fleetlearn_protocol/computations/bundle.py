@@ -64,15 +64,16 @@ def read_questions(path: str | os.PathLike[str]) -> Questions:
 def read_settings(given: Mapping[str, Any]) -> ComputationSettings:
     """Return a computation's settings from what a TOML or JSON file says of them. Raises
     ValueError, which names what is wrong and where."""
-    kind = given.get("kind")
+    kind: Any = given.get("kind")
     if kind not in KINDS:
         found = "the key kind is missing" if kind is None else f"kind is {kind!r}"
         raise ValueError(f"{found}; expected one of {', '.join(KINDS)}")
+    table = KINDS[kind].settings
     try:
-        settings: ComputationSettings = msgspec.convert(given, KINDS[kind].settings)
+        settings: ComputationSettings = msgspec.convert(given, table)
     except msgspec.ValidationError as error:
         page = "computations" if kind == "statistics" else "boosting"
-        fault = fault_in_words(error, KINDS[kind].settings)
+        fault = fault_in_words(error, table)
         raise ValueError(f"{fault}. docs/algorithms/{page}.md says more") from None
     if (problem := settings.contradiction) is not None:
         raise ValueError(problem)
