@@ -26,7 +26,8 @@ from fleetlearn_protocol.computations.boosting_settings import (
     BoostedTrees,
 )
 from fleetlearn_protocol.computations.components_layout import components_state
-from fleetlearn_protocol.computations.kinds import KINDS, kind_of
+from fleetlearn_protocol.computations.kinds import KINDS
+from fleetlearn_protocol.computations.settings import kind_of
 from fleetlearn_protocol.computations.shared_edges import (
     boundaries_for,
     count_between,

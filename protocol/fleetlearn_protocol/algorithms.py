@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fleetlearn_protocol.computations.kinds import KINDS
+from fleetlearn_protocol.computations.settings import KIND_NAMES
 from fleetlearn_protocol.messages import CONTROL, MODEL, PLAIN, SUMS, UPDATE
 
 
@@ -31,7 +31,7 @@ EXCHANGES = {
     "fedrep": Exchange(),
     "pfedme": Exchange(hyper=("inner_steps", "outer_lr")),
     "apfl": Exchange(hyper=("alpha", "adapt_alpha")),
-    **dict.fromkeys(KINDS, Exchange(parts=(SUMS,))),
+    **dict.fromkeys(KIND_NAMES, Exchange(parts=(SUMS,))),
 }
 """By the name in ``Task.algorithm``. Each of these vectors and parts has P float32 elements before
 it is encoded; the part ``sums`` of a computation has S whole numbers."""

@@ -271,7 +271,8 @@ def write_inference_model(bundle: Bundle, vector: Vector) -> bytes:
 
 def _computed_model(manifest: Manifest, state: Vector) -> bytes:
     # What computations are is imported where a bundle has one.
-    from fleetlearn_protocol.computations.kinds import KINDS, kind_of
+    from fleetlearn_protocol.computations.kinds import KINDS
+    from fleetlearn_protocol.computations.settings import kind_of
 
     assert manifest.computation is not msgspec.UNSET
     name = kind_of(manifest.computation)

@@ -9,7 +9,7 @@ from math import prod
 
 import msgspec
 
-from fleetlearn_protocol.computations.kinds import KINDS, kind_of
+from fleetlearn_protocol.computations.settings import kind_of
 from fleetlearn_protocol.errors import BundleError, Code
 from fleetlearn_protocol.manifest import (
     ACTIVATIONS,
@@ -270,6 +270,9 @@ def _odd_computation(manifest: Manifest) -> str | None:
         )
     if (problem := settings.contradiction) is not None:
         return f"computation: {problem}"
+    # What computations are is imported where a bundle has one.
+    from fleetlearn_protocol.computations.kinds import KINDS
+
     kind = KINDS[kind_of(settings)]
     if (state := kind.state(settings).size) != manifest.size or manifest.buffers:
         return f"its computation has a state of {state} elements; the table has {manifest.size}"

@@ -25,8 +25,8 @@ from boosting_run import (
 from fleetlearn_coordinator import read_model, read_status
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_device.computations.boosted_trees import bins_of, scores
-from fleetlearn_protocol.computations.kinds import kind_of
 from fleetlearn_protocol.computations.portable_math import sigmoid
+from fleetlearn_protocol.computations.settings import kind_of
 from fleetlearn_protocol.computations.trees_layout import bin_table, trees_state
 from processes import ROOT, Processes, free_port, service_file, wait_for
 

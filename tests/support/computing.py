@@ -10,7 +10,8 @@ import numpy as np
 from fleetlearn_coordinator.aggregation.computations.registry import REGISTRY
 from fleetlearn_device.computations.columns import Columns
 from fleetlearn_device.computations.registry import sum_up
-from fleetlearn_protocol.computations.kinds import KINDS, kind_of
+from fleetlearn_protocol.computations.kinds import KINDS
+from fleetlearn_protocol.computations.settings import kind_of
 from fleetlearn_protocol.vector import Vector
 
 MOST_ROUNDS = 1000

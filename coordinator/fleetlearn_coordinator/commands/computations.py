@@ -28,7 +28,8 @@ def make_bundle(
 ) -> None:
     """Write the bundle of a run without a model, such as one of statistics. It needs no PyTorch."""
     from fleetlearn_protocol.computations.bundle import read_questions, write_computation_bundle
-    from fleetlearn_protocol.computations.kinds import KINDS, kind_of
+    from fleetlearn_protocol.computations.kinds import KINDS
+    from fleetlearn_protocol.computations.settings import kind_of
 
     with expected_errors():
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fleetlearn_protocol.computations.kinds import kind_of
+from fleetlearn_protocol.computations.settings import kind_of
 from fleetlearn_protocol.manifest import Manifest
 from msgspec import UNSET
 

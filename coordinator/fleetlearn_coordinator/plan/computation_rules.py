@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
-from fleetlearn_protocol.computations.kinds import KINDS, kind_of
+from fleetlearn_protocol.computations.settings import kind_of
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.manifest import Manifest
 
@@ -28,6 +28,14 @@ def _rule(breaks: Callable[[PlanKeys], object], text: Callable[[PlanKeys], str])
         return f'local.algorithm = "{plan.local.algorithm}" computes sums: {text(plan)}'
 
     return PlanRule(lambda plan: plan.algorithm.computes and breaks(plan), told)
+
+
+def _predicts(kind: str) -> bool:
+    """Return whether a computation's state becomes a model."""
+    # Late: it imports what the computations compute with.
+    from fleetlearn_protocol.computations.kinds import KINDS
+
+    return KINDS[kind].infer is not None
 
 
 COMPUTATION_RULES = (
@@ -115,7 +123,7 @@ COMPUTATION_RULES = (
         ),
     ),
     _rule(
-        lambda plan: plan.models.give and KINDS[plan.local.algorithm].infer is None,
+        lambda plan: plan.models.give and not _predicts(plan.local.algorithm),
         lambda plan: (
             "models.give lets devices predict with the newest model, and there is none. "
             "`fleetlearn-coordinator result` shows what came out"

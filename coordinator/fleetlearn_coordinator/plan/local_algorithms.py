@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
-from fleetlearn_protocol.computations.kinds import KINDS
+from fleetlearn_protocol.computations.settings import KIND_NAMES
 from fleetlearn_protocol.messages import CONTROL
 
 Need = Literal["proximal", "contrastive", "correction"]
@@ -122,7 +122,7 @@ ALGORITHMS: Mapping[str, LocalAlgorithm] = {
             "adapt_alpha": Own("a number from 0 to 1000", 0, 1000, default=0.0),
         },
     ),
-    **dict.fromkeys(KINDS, LocalAlgorithm(computes=True)),
+    **dict.fromkeys(KIND_NAMES, LocalAlgorithm(computes=True)),
 }
 
 

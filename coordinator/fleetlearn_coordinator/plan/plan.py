@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetlearn_protocol.algorithms import EXCHANGES
-from fleetlearn_protocol.computations.kinds import kind_of
+from fleetlearn_protocol.computations.settings import kind_of
 from fleetlearn_protocol.encodings import FLOAT32, INT64, RESIDUAL, leaves_residual, masked_encoding
 from fleetlearn_protocol.errors import Code, in_words
 from fleetlearn_protocol.manifest import Manifest

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 from fleetlearn_protocol.computations.fixed_point import added
-from fleetlearn_protocol.computations.kinds import KINDS, kind_of
+from fleetlearn_protocol.computations.kinds import KINDS
 from fleetlearn_protocol.computations.layout import Sums
-from fleetlearn_protocol.computations.settings import ComputationSettings
+from fleetlearn_protocol.computations.settings import ComputationSettings, kind_of
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_device.computations.boosted_components import compute as boosted_components

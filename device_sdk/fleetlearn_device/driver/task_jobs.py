@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from fleetlearn_protocol.computations.settings import KIND_NAMES
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.json_log import said
 from fleetlearn_protocol.messages import Question, Report, Task
 from fleetlearn_protocol.task_names import run_of
 from fleetlearn_protocol.user_errors import in_one_line, is_expected, traceback_lines
 
-from fleetlearn_device.computations.registry import REGISTRY as COMPUTATIONS
 from fleetlearn_device.driver.condition_looks import ConditionLooks
 from fleetlearn_device.driver.connection import Event, printable
 from fleetlearn_device.driver.failures import failure_of
@@ -168,7 +168,7 @@ class TaskJobs:
     async def train(self, task: Task, seconds: float) -> None:
         session = self._session
         known = said("training", task=task.task, round=task.round)
-        computes = task.algorithm in COMPUTATIONS
+        computes = task.algorithm in KIND_NAMES
         what = f"computing {task.algorithm}" if computes else "training"
         log.info("task %s: %s", task.task, what, extra=known)
         try:

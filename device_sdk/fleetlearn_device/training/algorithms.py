@@ -20,12 +20,12 @@ import msgspec
 import numpy as np
 from fleetlearn_protocol.algorithms import EXCHANGES, of_step
 from fleetlearn_protocol.bundle import Bundle
+from fleetlearn_protocol.computations.settings import KIND_NAMES
 from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.manifest import LocalStep, Manifest
 from fleetlearn_protocol.messages import BUFFERS, CONTROL, PLAIN, UPDATE
 from fleetlearn_protocol.vector import Vector, check_finite, scatter
 
-from fleetlearn_device.computations.registry import REGISTRY
 from fleetlearn_device.runtimes.checks import Batch, check_vector
 from fleetlearn_device.runtimes.runtime import Kind, Runtime
 from fleetlearn_device.training.data import Data, one_pass
@@ -263,7 +263,7 @@ def known_algorithms(kind: Kind) -> tuple[str, ...]:
     """Return the names of the algorithms that a runtime of this kind can do beside ``plain``.
     Computations need no runtime."""
     trained = () if kind == "ort-training" else [name for name in ALGORITHMS if name != PLAIN]
-    return (*trained, *REGISTRY)
+    return (*trained, *KIND_NAMES)
 
 
 def _with_control(work: TaskWork, result: TrainingResult, change: Vector) -> TaskOutcome:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from fleetlearn_protocol.computations.kinds import kind_of
 from fleetlearn_protocol.computations.layout import Sums
+from fleetlearn_protocol.computations.settings import kind_of
 from fleetlearn_protocol.encodings import INT64
 from fleetlearn_protocol.formats.whole import sums_to_bytes
 from fleetlearn_protocol.manifest import Manifest

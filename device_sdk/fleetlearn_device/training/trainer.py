@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from fleetlearn_protocol.algorithms import of_step
 from fleetlearn_protocol.bundle import Bundle, open_bundle
-from fleetlearn_protocol.computations.kinds import KINDS
+from fleetlearn_protocol.computations.settings import KIND_NAMES
 from fleetlearn_protocol.encodings import FLOAT32, INT64, find_encoding
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.exchanges import EVALUATION, FIT, FitAnswer, content_of, fields_of
@@ -38,7 +38,6 @@ from fleetlearn_protocol.quality_messages import QUALITY, QualityAnswer
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE, PairwiseAnswer
 from fleetlearn_protocol.vector import Vector, digest
 
-from fleetlearn_device.computations.registry import REGISTRY as COMPUTATIONS
 from fleetlearn_device.limits.memory import MemoryCeiling
 from fleetlearn_device.limits.pacing import Pacing
 from fleetlearn_device.runtimes.checks import check_hyper
@@ -57,7 +56,6 @@ from fleetlearn_device.training.algorithms import (
     personal_size,
     run_algorithm,
 )
-from fleetlearn_device.training.computing import check_computation, compute
 from fleetlearn_device.training.data import ArrayData, Data
 from fleetlearn_device.training.data_quality import measure_features
 from fleetlearn_device.training.features import FeatureCache, FeatureData, graphs_of
@@ -221,7 +219,7 @@ class Trainer:
         found = self._find_checkpoint(task)
         with self._counted_start(task.task, 0 if found is None else found.starts):
             try:
-                if task.algorithm in COMPUTATIONS:
+                if task.algorithm in KIND_NAMES:
                     return self._compute(task, end)
                 return self._train(task, end, found)
             finally:
@@ -410,6 +408,11 @@ class Trainer:
 
     def _compute(self, task: Task, end: float) -> FinishedUpdate:
         """Do a task of a computation, which needs no runtime and keeps nothing."""
+        # Late: most devices never compute sums.
+        from fleetlearn_protocol.computations.kinds import KINDS
+
+        from fleetlearn_device.training.computing import check_computation, compute
+
         with self._bundle_rechecked(task.bundle):
             state = self._read_vector(task.vector(MODEL))
             self._opened = self.features = None  # room for the rows

@@ -13,8 +13,8 @@ from msgspec import UNSET, UnsetType
 from safetensors.numpy import save
 
 from fleetlearn_protocol.bundle import pack_bundle, write_bundle
-from fleetlearn_protocol.computations.kinds import KINDS, kind_of
-from fleetlearn_protocol.computations.settings import ComputationSettings
+from fleetlearn_protocol.computations.kinds import KINDS
+from fleetlearn_protocol.computations.settings import ComputationSettings, kind_of
 from fleetlearn_protocol.errors import in_words
 from fleetlearn_protocol.manifest import (
     COMPUTATION_VERSION,

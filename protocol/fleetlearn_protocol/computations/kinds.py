@@ -15,7 +15,7 @@ from fleetlearn_protocol.computations import (
 )
 from fleetlearn_protocol.computations.boosting_settings import BoostedComponents, BoostedTrees
 from fleetlearn_protocol.computations.layout import Layout, SumsLayout
-from fleetlearn_protocol.computations.settings import ComputationSettings, Statistics
+from fleetlearn_protocol.computations.settings import Statistics
 from fleetlearn_protocol.manifest import Input
 from fleetlearn_protocol.preprocessing import (
     ByteText,
@@ -119,10 +119,3 @@ KINDS: Mapping[str, ComputationKind] = {
     ),
 }
 """By the name that is the tag of the settings."""
-
-
-def kind_of(settings: ComputationSettings) -> str:
-    """Return the name of the kind that the settings are of."""
-    tag = settings.__struct_config__.tag
-    assert isinstance(tag, str)
-    return tag

@@ -4,7 +4,7 @@ each kind."""
 from __future__ import annotations
 
 from math import isfinite
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta
@@ -108,3 +108,18 @@ class Statistics(
 
 ComputationSettings: TypeAlias = Statistics | BoostedTrees | BoostedComponents
 """The settings of any kind: a union of structs with the tag ``kind``."""
+
+
+def kind_of(settings: ComputationSettings) -> str:
+    """Return the name of the kind that the settings are of."""
+    return _tag(type(settings))
+
+
+def _tag(settings: type[msgspec.Struct]) -> str:
+    tag = settings.__struct_config__.tag
+    assert isinstance(tag, str)
+    return tag
+
+
+KIND_NAMES = tuple(map(_tag, get_args(ComputationSettings)))
+"""Of all kinds; ``kinds.KINDS`` has them, and imports what they compute with."""

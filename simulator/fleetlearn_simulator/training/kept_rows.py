@@ -15,7 +15,7 @@ from weakref import finalize
 import numpy as np
 from fleetlearn_device.training.algorithms import ALGORITHMS, personal_size
 from fleetlearn_device.training.kept_state import kept_state_size
-from fleetlearn_protocol.computations.kinds import KINDS
+from fleetlearn_protocol.computations.settings import KIND_NAMES
 from fleetlearn_protocol.encodings import leaves_residual
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.vector import Vector
@@ -118,7 +118,7 @@ class RowSizes(NamedTuple):
 
 def row_sizes(manifest: Manifest, algorithm: str) -> RowSizes:
     """Return what a device keeps of such a bundle's tasks by this algorithm."""
-    if algorithm in KINDS:  # a computation keeps nothing
+    if algorithm in KIND_NAMES:  # a computation keeps nothing
         return RowSizes(0, 0)
     return RowSizes(
         kept_state_size(manifest) + personal_size(algorithm, manifest),

@@ -19,8 +19,8 @@ from fleetlearn_protocol.computations.boosting_settings import (
 )
 from fleetlearn_protocol.computations.bundle import write_computation_bundle
 from fleetlearn_protocol.computations.components_layout import components_state
-from fleetlearn_protocol.computations.kinds import KINDS, kind_of
-from fleetlearn_protocol.computations.settings import NumberColumn, Statistics
+from fleetlearn_protocol.computations.kinds import KINDS
+from fleetlearn_protocol.computations.settings import NumberColumn, Statistics, kind_of
 from fleetlearn_protocol.computations.trees_layout import bin_table, first_trees, trees_state
 from fleetlearn_protocol.errors import BundleError
 
