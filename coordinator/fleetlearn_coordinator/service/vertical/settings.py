@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 from fleetlearn_protocol import Bundle, open_bundle
-from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.encodings import FLOATS, find_encoding
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError, in_words
 from fleetlearn_protocol.manifest import SplitPart
 from fleetlearn_protocol.messages import Name, Number
@@ -97,6 +97,11 @@ class VerticalPlan(Section, frozen=True, kw_only=True):
                     "coordinator's own) is needed, not both"
                 )
             find_encoding(plan.encoding)
+            if plan.encoding not in FLOATS:
+                raise ValueError(
+                    f'encoding = "{plan.encoding}": activations and gradients travel as one of '
+                    f"{', '.join(FLOATS)}"
+                )
         except ProtocolError as error:
             raise VerticalPlanError(Code.BAD_MESSAGE, f"{path}: encoding: {error.text}") from None
         except ValueError as error:

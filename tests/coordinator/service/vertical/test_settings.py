@@ -39,6 +39,7 @@ def test_a_new_plan_is_one(tmp_path: Path) -> None:
         ('labels = "bank"', "", "one of labels .* and labels_file .* is needed"),
         ('labels = "bank"', 'labels = "bank"\nlabels_file = "y.npz"', "is needed, not both"),
         ("batch_size = 32", 'batch_size = 32\nencoding = "zip"', "there is no encoding zip"),
+        ("batch_size = 32", 'batch_size = 32\nencoding = "masked"', "travel as one of float32"),
         ("steps = 1000", "steps =", "this is not TOML"),
         (hash_of_token("t"), "t", "token_sha256"),
     ],
