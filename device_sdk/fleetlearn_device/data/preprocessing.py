@@ -68,6 +68,16 @@ def only(told: Preprocessing, wanted: Collection[str]) -> Preprocessing:
     return msgspec.structs.replace(told, arrays=arrays)
 
 
+def refuse_absent_columns(rows: RawRows, preprocessing: Preprocessing, source: str) -> None:
+    """Raise DataError where a column is missing of any array: training needs them all."""
+    absent = [name for name in preprocessing.raw if name not in rows.arrays]
+    if absent:
+        raise DataError(
+            f"{source}: there is no column {', '.join(absent)}, which the bundle's preprocessing "
+            f"reads; there are {', '.join(rows.arrays) or 'none'}"
+        )
+
+
 def prepared_rows(
     rows: RawRows, preprocessing: Preprocessing, inputs: Sequence[Input], source: str
 ) -> PreparedRows:
@@ -79,12 +89,7 @@ def prepared_rows(
         if {*_columns(array)} & set(rows.arrays)
     }
     kept = msgspec.structs.replace(preprocessing, arrays=made)
-    absent = [name for name in kept.raw if name not in rows.arrays]
-    if absent or not made:
-        raise DataError(
-            f"{source}: there is no column {', '.join(absent or preprocessing.raw)}, which the "
-            f"bundle's preprocessing reads; there are {', '.join(rows.arrays) or 'none'}"
-        )
+    refuse_absent_columns(rows, kept if made else preprocessing, source)
     columns: dict[str, Array] = {name: rows.arrays[name] for name in kept.raw}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:

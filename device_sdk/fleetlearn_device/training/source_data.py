@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fleetlearn_device.data.assembling import assembled, with_declared
 from fleetlearn_device.data.buffer_source import EmptyBufferError
-from fleetlearn_device.data.preprocessing import prepared_rows
+from fleetlearn_device.data.preprocessing import prepared_rows, refuse_absent_columns
 from fleetlearn_device.data.raw import Choices, RawRows, RawSource
 from fleetlearn_device.runtimes.checks import Batch, DataError
 from fleetlearn_device.training.data import ArrayData
@@ -114,6 +114,7 @@ class SourceData:
         count = len(next(iter(rows.arrays.values())))
         ids = np.arange(count, dtype=np.uint64) if rows.ids is None else rows.ids
         if told is not None:
+            refuse_absent_columns(rows, told, self.source.name)
             made = prepared_rows(rows, told, inputs, self.source.name)
             arrays, first, last = made.arrays, ids[made.first], ids[made.last]
         else:

@@ -14,7 +14,11 @@ from fleetlearn_protocol.preprocessing import Preprocessing
 from fleetlearn_protocol.splitmix64 import mix
 from numpy.typing import NDArray
 
-from fleetlearn_device.data.preprocessing import prepare, prepared_rows
+from fleetlearn_device.data.preprocessing import (
+    prepare,
+    prepared_rows,
+    refuse_absent_columns,
+)
 from fleetlearn_device.data.raw import RawRows
 from fleetlearn_device.runtimes.checks import Batch, DataError
 from fleetlearn_device.training.data import ArrayData, BatchData, Data
@@ -134,6 +138,7 @@ def _fitted_arrays(
             f"arrays by name; expected a dict with {', '.join(told.raw)}"
         )
     raw = RawRows(dict(zip(data.names, data.columns, strict=True)))
+    refuse_absent_columns(raw, told, "the data")
     made = prepared_rows(raw, told, inputs, "the data")
     fitted = ArrayData(made.arrays).fit(inputs)
     return FittedSource(fitted, made.first.astype(np.uint64), made.last.astype(np.uint64))
