@@ -9,6 +9,9 @@ from fleetlearn_protocol.typer_app import plain_table, show_table
 
 def show_trees(found: dict[str, Any]) -> None:
     """Print what the trees go by. found: the computation's result."""
+    if not found["trees"]:
+        print("no tree is grown yet")
+        return
     print(
         f"{found['trees']} trees with {found['splits']} splits, of {found['rows']} rows; "
         f"{_losses(found['loss'])}"
@@ -21,6 +24,9 @@ def show_trees(found: dict[str, Any]) -> None:
 
 def show_components(found: dict[str, Any]) -> None:
     """Print the chosen effects. found: the computation's result."""
+    if not found["iterations"]:
+        print("no effect is chosen yet")
+        return
     print(
         f"{found['iterations']} iterations, of {found['rows']} rows; loss {found['loss']:.6g}\n"
         f"A score is {found['base']:.6g} and the effects of:"

@@ -25,6 +25,14 @@ def test_trees_are_told_by_what_they_gain(capsys: pytest.CaptureFixture[str]) ->
     assert sum(shares) == pytest.approx(100, abs=0.2)
 
 
+def test_before_the_first_tree_and_effect_no_loss_of_0_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_trees({"trees": 0})
+    show_components({"iterations": 0})
+    assert capsys.readouterr().out == "no tree is grown yet\nno effect is chosen yet\n"
+
+
 def test_components_are_told_by_what_they_add(capsys: pytest.CaptureFixture[str]) -> None:
     found, _ = computed(msgspec.structs.replace(COMPONENTS, iterations=40), PARTS)
     show_components(found)
