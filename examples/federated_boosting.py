@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -109,6 +110,7 @@ def main(folder: Path) -> None:
         raise SystemExit("the trees differ")
     print("the trees are the same, bit for bit")
 
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before its import: no telemetry
     import onnxruntime
 
     session = onnxruntime.InferenceSession(clinics, providers=["CPUExecutionProvider"])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import random
 import socket
 import subprocess
@@ -103,6 +104,7 @@ class PeersOnThisMachine:
 
     def outcome(self) -> Outcome:
         """Return what the devices' models are worth."""
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before its import: no telemetry
         import onnxruntime
         from fleetlearn_device.peers.peer_store import PeerStore
 

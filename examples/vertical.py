@@ -228,6 +228,7 @@ def free_port() -> int:
 def predicted(files: dict[str, Path], x: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the outputs of the three ONNX models together: each party computes its activations,
     and whoever has the top the rest."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before its import: no telemetry
     import onnxruntime
 
     def run(name: str, *arrays: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -4,10 +4,13 @@ not yet."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before its import: no telemetry
 import onnxruntime
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.aggregation.reports import ReportColumns

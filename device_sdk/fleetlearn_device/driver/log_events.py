@@ -22,6 +22,7 @@ EVENTS: Mapping[str, str] = {
     "answer-accepted": "the coordinator has the answer to a question, such as a measurement",
     "task-uncounted": "the work does not count: the round was over, or the update was refused",
     "task-failed": "the device gave the task back, and says why",
+    "mixed": "a peer mixed its model with its neighbours'",
     "closing": "the device closes the connection, and says why",
     "disconnected": "the connection ended",
     "not-connected": "an attempt to connect failed",

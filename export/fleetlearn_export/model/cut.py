@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils import _pytree as pytree
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.fine_tuning import stay_in_evaluation_mode
@@ -139,7 +139,7 @@ def _parameters_of_parts(
             as_export_error("the model cannot be divided"),
         ):
             outputs = model(*(value.clone() for value in inputs))
-            leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+            leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
             return read_by(kept), read_by(leaves)
     finally:
         handle.remove()
@@ -250,5 +250,5 @@ def _copied(model: nn.Module, trained: set[str]) -> nn.Module:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+    pairs = zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True)
     return all(not isinstance(a, Tensor) or torch.equal(a, b) for a, b in pairs)

@@ -73,7 +73,7 @@ def test_the_smallest_scenario(base: Path) -> None:
 def test_a_plan_with_several_models_is_not_simulated(base: Path) -> None:
     family = PLAN.replace('bundle = "a.bundle"\n', "") + '[family.a]\nbundle = "a.bundle"\n'
     (base / "family.plan").write_text(family)
-    with pytest.raises(SimulatorError, match="a simulation has one model"):
+    with pytest.raises(SimulatorError, match="simulated devices have one bundle"):
         parse(SMALL.replace("my.plan", "family.plan"), base)
 
 
