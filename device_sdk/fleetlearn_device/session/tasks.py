@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fleetlearn_protocol.errors import Code, ProtocolError, clip
+from fleetlearn_protocol.computations.settings import KIND_NAMES
+from fleetlearn_protocol.errors import Code, ProtocolError, clip, many
 from fleetlearn_protocol.messages import Failed, Question, Signed, Task, Trust
 
 from fleetlearn_device.session.commands import Commands, Note, SaveTrusted, Send
@@ -42,7 +43,7 @@ def assign(session: SessionState, task: Task | Question, now: float) -> Commands
         session.history.begun(task),
     )
     session.waits = ""  # what was so at the check-in is over
-    what = f"round {task.round}, {task.epochs} epochs" if isinstance(task, Task) else task.kind
+    what = _described(task) if isinstance(task, Task) else task.kind
     text = f"task {task.task}: {what}, {task.deadline:.4g} s to the deadline"
     if isinstance(task, Task) and task.secure is not None:
         text = f"{text}; masked, for a sum of at least {task.secure.minimum} devices' updates"
@@ -51,6 +52,12 @@ def assign(session: SessionState, task: Task | Question, now: float) -> Commands
     if refused is not None:
         return [*commands, note, *session.fail_task(session.work, *refused)]
     return [*commands, note, *session.look_up()]
+
+
+def _described(task: Task) -> str:
+    """Return what a task is, for the log."""
+    computes = task.algorithm in KIND_NAMES
+    return f"round {task.round}, {task.algorithm if computes else many(task.epochs, 'epoch')}"
 
 
 def distrust(session: SessionState, task: Task | Question, why: str) -> Commands:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
@@ -78,6 +79,18 @@ def test_a_device_that_checked_in_says_what_it_does_next() -> None:
     assert tell(session, WELCOME) == [
         "checked in with the coordinator of a test as dev; going on with task A"
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "task A: round 7, 2 epochs, 100 s to the deadline"),
+        ({"epochs": 1}, "task A: round 7, 1 epoch, 100 s to the deadline"),
+        ({"algorithm": "statistics"}, "task A: round 7, statistics, 100 s to the deadline"),
+    ],
+)
+def test_a_task_is_said_as_it_begins(changes: dict[str, Any], said: str) -> None:
+    assert tell(online(), msgspec.structs.replace(task("A"), **changes))[0] == said
 
 
 def test_each_end_of_a_task_is_counted_and_said() -> None:
