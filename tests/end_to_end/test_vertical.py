@@ -140,6 +140,9 @@ def test_the_coordinator_can_have_the_labels(
     assert [finished(one) for one in running] == [0, 0, 0], said(tmp_path)
     status = processes.status()
     assert (status["phase"], status["step"], status["rows"]) == ("finished", 6, 406)
+    # Of the coordinator with its metrics, and of both parties.
+    assert said(tmp_path).count("step 6 of 6: loss ") == 3
+    assert "accuracy" in said(tmp_path).partition("step 6 of 6: loss ")[2]
     # The hospital's own labels are the same: so is what comes of them.
     other = tmp_path / "other"
     other.mkdir()

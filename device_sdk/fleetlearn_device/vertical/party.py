@@ -104,6 +104,8 @@ class Party:
         self._folder = PartyFolder(settings.folder)
         self._own = digest_of(table.hashes)
         self._terms: VerticalTerms | None = None
+        self._loss: float | None = None
+        """Of the newest step."""
         self._places: NDArray[np.int64] | None = None
         """Number of a common row -> its place in the table. None: not known yet."""
         self._alignment: str | None = None
@@ -294,10 +296,13 @@ class Party:
             **terms.hyper,
         )
         log.debug("step %d: loss %.6g", message.step, message.loss)
+        self._loss = message.loss
 
     def _keep(self, step: int) -> None:
         part = KeptPart(step, self.bottom.local, self.bottom.state)
         self._folder.keep(self._key(), part)
+        if self._loss is not None:
+            log.info("step %d of %d: loss %.4g", step, self._present().steps, self._loss)
 
     def _rows(self, step: int) -> NDArray[np.int64]:
         """Return the places of a step's rows in the table."""

@@ -335,6 +335,7 @@ class VerticalServer:
                 if part is None:
                     return await self._lost()
                 await asyncio.to_thread(self._keep, part)
+                self._say_progress(part.step)
             case KeepAlignment(digest, rows, own):
                 record = self.folder.record
                 record.alignment, record.rows, record.own = digest, rows, own
@@ -348,6 +349,13 @@ class VerticalServer:
             case StopRun(text):
                 raise VerticalRunError(Code.BAD_MESSAGE, text)
         return []
+
+    def _say_progress(self, step: int) -> None:
+        """Write a line of the log at each checkpoint, from the first step on."""
+        if self._loss is None:
+            return
+        metrics = "".join(f", {name} {value:.4g}" for name, value in self._metrics.items())
+        logger.info("step %d of %d: loss %.4g%s", step, self._plan.steps, self._loss, metrics)
 
     async def _step(self, command: StepTop) -> Sequence[RunCommand]:
         arrays = [*command.arrays, *self._own_labels(command)]
