@@ -9,6 +9,7 @@ Fields that a receiver does not know are ignored, so that a later version may ad
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
@@ -664,7 +665,13 @@ _coordinator_tags = frozenset(kind.__struct_config__.tag for kind in get_args(Fr
 
 
 def encode(message: FromDevice | FromCoordinator) -> str:
-    """Return the message as the text of one frame.
+    """Return the message as ``encode_checked`` does."""
+    by_device = isinstance(message, FromDevice)
+    return encode_checked(message, decode_from_device if by_device else decode_from_coordinator)
+
+
+def encode_checked(message: msgspec.Struct, decode: Callable[[bytes], object]) -> str:
+    """Return the message as the text of one frame. ``decode``: reads it on the other side.
 
     What the other side would refuse is not sent: raises ProtocolError (bad-message, too-large),
     naming the field. The types alone do not ensure that: nothing holds a message to its bounds when
@@ -677,10 +684,7 @@ def encode(message: FromDevice | FromCoordinator) -> str:
         raise ProtocolError(
             Code.BAD_MESSAGE, f"{type(message).__name__} cannot be sent: {error}"
         ) from None
-    if isinstance(message, FromDevice):
-        decode_from_device(content)
-    else:
-        decode_from_coordinator(content)
+    decode(content)
     return content.decode()
 
 

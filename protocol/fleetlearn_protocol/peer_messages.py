@@ -21,6 +21,7 @@ from fleetlearn_protocol.messages import (
     Transfer,
     VectorSize,
     decode_tagged,
+    encode_checked,
 )
 
 PEER_PROTOCOL_VERSION = 1
@@ -105,9 +106,7 @@ _tags = frozenset(kind.__struct_config__.tag for kind in get_args(FromPeer))
 def encode_for_peer(message: FromPeer) -> str:
     """Return the message as the text of one frame. Raises ProtocolError (bad-message) where the
     other side would refuse it."""
-    content = msgspec.json.encode(message)
-    decode_from_peer(content)
-    return content.decode()
+    return encode_checked(message, decode_from_peer)
 
 
 def decode_from_peer(text: str | bytes) -> FromPeer:

@@ -12,7 +12,12 @@ import pytest
 from fleetlearn_device.peers.book import PeerBook, PeerEntry, PeerGraph
 from fleetlearn_device.peers.topologies import Topology
 from fleetlearn_protocol.errors import ProtocolError
-from fleetlearn_protocol.peer_messages import PeerVote, decode_from_peer, encode_for_peer
+from fleetlearn_protocol.peer_messages import (
+    PeerRefusal,
+    PeerVote,
+    decode_from_peer,
+    encode_for_peer,
+)
 
 VECTORS: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "protocol" / "vectors" / "peers.json").read_text("ascii")
@@ -33,6 +38,11 @@ def test_refused_messages() -> None:
         with pytest.raises(ProtocolError) as refused:
             decode_from_peer(text)
         assert refused.value.code == case["code"], case["name"]
+
+
+def test_what_is_no_json_is_not_sent() -> None:
+    with pytest.raises(ProtocolError, match="PeerRefusal cannot be sent"):
+        encode_for_peer(PeerRefusal("name", "\ud800"))
 
 
 def test_what_the_other_side_would_refuse_is_not_sent() -> None:

@@ -16,6 +16,7 @@ from fleetlearn_protocol.vertical.messages import (
     PartyRows,
     RowsWanted,
     VerticalPause,
+    VerticalRefusal,
     announced_bytes,
     decode_from_party,
     decode_to_party,
@@ -29,6 +30,11 @@ def test_messages_come_back() -> None:
     assert decode_from_party(encode_from_party(join)) == join
     pause = VerticalPause("for shop")
     assert decode_to_party(encode_to_party(pause)) == pause
+
+
+def test_what_is_no_json_is_not_sent() -> None:
+    with pytest.raises(ProtocolError, match="VerticalRefusal cannot be sent"):
+        encode_to_party(VerticalRefusal("\ud800"))
 
 
 def test_what_the_other_side_would_refuse_is_not_sent() -> None:
