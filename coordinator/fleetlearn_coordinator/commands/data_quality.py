@@ -13,6 +13,7 @@ from fleetlearn_protocol.typer_app import say
 
 from fleetlearn_coordinator.commands.exits import expected_errors
 from fleetlearn_coordinator.commands.options import AsJson, PlanFile
+from fleetlearn_coordinator.quality.worth import ContributionFinding, worth_over_rounds
 
 if TYPE_CHECKING:  # late: the plan imports numpy
     from fleetlearn_coordinator.plan.plan import Plan
@@ -53,23 +54,6 @@ class LossFinding(msgspec.Struct, frozen=True):
     """The share of labels that are wrong, if wrong labels alone are the reason."""
     wrong_labels_error: float | None = None
     """Its standard error."""
-
-
-class ContributionFinding(msgspec.Struct, frozen=True):
-    """What a device's updates were worth, in the loss on held-out data: above 0, the loss fell."""
-
-    device: str
-    rounds: int
-    """Rounds in which that was measured."""
-    shapley: float
-    """The mean of its Shapley values."""
-    error: float
-    """The standard error of that mean, from round to round; 0 of one round."""
-    left_out: float
-    """By how much the round's model is better than that of all other devices, on average."""
-    log10_p: float
-    """log10 of how probable a mean as far from 0 is by chance, corrected for all devices; 0 with
-    fewer than three rounds."""
 
 
 class QualityView(msgspec.Struct, frozen=True):
@@ -145,16 +129,14 @@ def quality_view(plan: Plan) -> QualityView:
     )
 
 
-def contributions_of(rounds: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def contributions_of(rounds: Iterable[Mapping[str, Any]]) -> list[ContributionFinding]:
     """Return what each device's updates were worth. ``rounds``: the summaries of committed
     rounds."""
-    from fleetlearn_coordinator.quality.contributions import worth_over_rounds
-
     rows: dict[str, list[tuple[float, float]]] = {}
     for summary in rounds:
         for device, found in summary.get("contributions", {}).items():
             rows.setdefault(device, []).append((found["shapley"], found["left_out"]))
-    return [row._asdict() for row in worth_over_rounds(rows)]
+    return worth_over_rounds(rows)
 
 
 def quality_lines(view: QualityView) -> list[str]:

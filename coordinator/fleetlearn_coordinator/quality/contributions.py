@@ -4,25 +4,18 @@ such as the held-out accuracy of the model that their updates alone make.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import cache
 from itertools import combinations
-from math import comb, fsum, inf, sqrt
-from statistics import mean, stdev
+from math import comb, fsum, sqrt
 from typing import NamedTuple
 
 import numpy as np
-
-from fleetlearn_coordinator.quality.outliers import corrected
-from fleetlearn_coordinator.quality.student import log10_two_sided
 
 Utility = Callable[[frozenset[int]], float]
 """Devices' numbers, from 0 -> how good their model is. No devices: the model before the round."""
 EXACT_UP_TO = 8
 """Devices of a round up to which all sets are tried: 2^8 = 256 utilities."""
-
-FEWEST_ROUNDS = 3
-"""Rounds from which on it is said how sure a device's worth is."""
 
 
 class Contributions(NamedTuple):
@@ -106,38 +99,3 @@ def _added(order: np.ndarray, utility: Utility) -> np.ndarray:
         after = utility(members)
         added[device], before = after - before, after
     return added
-
-
-class Worth(NamedTuple):
-    """What a device's updates were worth over rounds."""
-
-    device: str
-    rounds: int
-    shapley: float
-    """The mean over the rounds."""
-    error: float
-    """Its standard error, from round to round; 0 of one round."""
-    left_out: float
-    log10_p: float
-    """log10 of how probable a mean as far from 0 is by chance (Student's t test), corrected for all
-    devices; 0 of fewer than FEWEST_ROUNDS rounds."""
-
-
-def worth_over_rounds(rows: Mapping[str, Sequence[tuple[float, float]]]) -> list[Worth]:
-    """Return the worth of each device, the least first. ``rows``: device -> its Shapley value and
-    by how much it is missed (``leave_one_out``), a row for each round."""
-    found = []
-    for device, values in rows.items():
-        own, missed = ([pair[place] for pair in values] for place in (0, 1))
-        count, middle = len(values), mean(own)
-        error = stdev(own) / sqrt(count) if count > 1 else 0.0
-        log10_p = 0.0
-        if count >= FEWEST_ROUNDS and middle:
-            log10_p = log10_two_sided(middle / error, count - 1) if error else -inf
-        found.append(Worth(device, count, middle, error, mean(missed), log10_p))
-    p_values = corrected([each.log10_p for each in found])
-    most = 1e300  # JSON has no infinity
-    judged = zip(found, p_values, strict=True)
-    return sorted(
-        (each._replace(log10_p=max(p, -most)) for each, p in judged), key=lambda each: each.shapley
-    )

@@ -1,4 +1,4 @@
-"""A look at the devices' data: what their answers say together, and of whom."""
+"""A look at the devices' data: which of them are unlike the others', and how sure that is."""
 
 from __future__ import annotations
 

@@ -9,9 +9,7 @@ from fleetlearn_coordinator.quality.contributions import (
     leave_one_out,
     needed_sets,
     shapley,
-    worth_over_rounds,
 )
-from fleetlearn_coordinator.quality.student import log10_two_sided
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,22 +88,6 @@ def test_what_is_measured_before_is_all_that_is_asked(devices: int) -> None:
     found = shapley(devices, known.__getitem__, utilities=60, seed=3)
     assert found.values == pytest.approx(range(devices))
     assert leave_one_out(devices, known.__getitem__).values == pytest.approx(range(devices))
-
-
-def test_worth_over_rounds() -> None:
-    """A t test by hand: mean -2, deviation 1 over four rounds, t = -4 with 3 degrees of freedom."""
-    rows = {
-        "good": [(1.0, 0.5)] * 2,
-        "bad": [(-1.0, -0.5), (-2.0, -1.0), (-2.0, -1.0), (-3.0, -1.5)],
-        "same": [(0.5, 0.1)] * 3,
-    }
-    bad, same, good = worth_over_rounds(rows)
-    assert (bad.device, bad.rounds, bad.shapley, bad.left_out) == ("bad", 4, -2.0, -1.0)
-    assert bad.error == pytest.approx((2 / 3) ** 0.5 / 2)
-    t = 2 / bad.error
-    assert bad.log10_p == pytest.approx(log10_two_sided(t, 3) + np.log10(2))
-    assert (good.device, good.log10_p) == ("good", 0.0)
-    assert (same.error, same.log10_p) == (0.0, -1e300)
 
 
 def test_each_set_is_measured_once() -> None:
