@@ -2,7 +2,7 @@
 
     python -m examples.peers [--peers 5] [--steps 25] [--topology ring] [--mode steps] [FOLDER]
 
-Each device is a process of its own, with its share of the scans (few digits on each), its own key,
+Each device is a process, with its share of the scans (few digits on each), its own key,
 and an address book that all have alike; they talk over TLS on this machine. In the middle one is
 killed (SIGKILL) and started again. At the end each device's model is measured on scans that no
 device has. FOLDER keeps everything; without it a temporary folder is used.

@@ -24,7 +24,7 @@ def group_of(device: int) -> int:
 @cache
 def fleet(kind: str, seed: int) -> tuple[Device, ...]:
     """Share out all digits, the labels alike. ``turned``: group g has them turned by g quarters.
-    ``labels``: group g calls a digit d what a random permutation of its own says."""
+    ``labels``: each group renames the digits by a random permutation."""
     data, random = digits.data(), np.random.default_rng(seed)
     x, y = np.concatenate([data.x_train, data.x_test]), np.concatenate([data.y_train, data.y_test])
     names = [np.arange(digits.CLASSES), *map(random.permutation, [digits.CLASSES] * (GROUPS - 1))]

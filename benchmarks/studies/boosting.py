@@ -154,7 +154,7 @@ def boosted(
 
 
 def own_edges(part: Rows, settings: BoostedTrees) -> NDArray[np.float32]:
-    """Return the edges that a device finds of its own rows alone."""
+    """Return the edges that a device finds from its rows alone."""
     found = []
     for column in part["x"].T:
         boundaries = first_boundaries(boundaries_for(settings.bins))

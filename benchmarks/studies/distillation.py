@@ -70,7 +70,7 @@ def in_the_plane(folder: Path, seed: int) -> dict[str, Any]:
 
 
 def skewed(folder: Path, alpha: float, seed: int, distil: bool) -> list[float]:
-    """Return the test accuracy after each round of 20 devices, of which 8 take part in each."""
+    """Return the test accuracy after each round. 8 of 20 devices take part in a round."""
     bundle, distilled = bundles_of("mlp", folder)
     x, y, unlabelled = scans()
     np.savez(folder / "unlabelled.npz", x=unlabelled)
@@ -90,7 +90,7 @@ def skewed(folder: Path, alpha: float, seed: int, distil: bool) -> list[float]:
 
 
 def family(folder: Path, seed: int, teachers: str) -> dict[str, float]:
-    """Return the test accuracy of each member at the end. Each has four devices of its own.
+    """Return the test accuracy of each member at the end. Each has four devices.
     ``teachers``: empty: each member is alone with its devices."""
     bundles: dict[str, Bundle] = {name: bundles_of(name, folder)[0] for name in MEMBERS}
     x, y, unlabelled = scans()

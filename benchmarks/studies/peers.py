@@ -140,7 +140,7 @@ def theory(seed: int) -> dict[str, dict[str, float]]:
 
 
 def of_matrices(known: Mapping[str, Mapping[str, float]]) -> list[Sequence[str]]:
-    """The table of what mixing alone does."""
+    """Return the table that shows mixing without training."""
     rows: list[Sequence[str]] = [
         (
             "topology",

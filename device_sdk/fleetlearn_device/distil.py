@@ -43,7 +43,7 @@ from fleetlearn_device.training.train import LARGEST, SEEDS, DivergedError
 from fleetlearn_device.worker import DoJob, JobContent, serve_jobs
 
 EXAMPLES_AT_A_TIME = 256
-"""Of which teachers and students compute logits together: bounds memory."""
+"""Examples whose logits are computed together: bounds memory."""
 UNIT = 2.0**-24
 """Teachers' logits are added up as whole multiples of it, so that their order does not matter."""
 LARGEST_LOGIT = 2.0**20

@@ -20,7 +20,7 @@ import msgspec
 LOOK = 1.0
 """Seconds between looks whether the process that started this one is still there."""
 SKIPPED = 2**20
-"""Bytes that are read at a time of what a job did not want."""
+"""Bytes that are read at a time of content that a job did not read."""
 
 
 class JobContent:

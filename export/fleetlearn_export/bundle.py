@@ -141,7 +141,7 @@ def export_bundle(
     if split is not None:
         _check_split(settings, preprocessing)
         part_steps = part_settings(step, hyper, progress)
-        checked_folder(parts_folder(path))  # before the work, of which the parts are the end
+        checked_folder(parts_folder(path))  # before the work: the parts are written last
     exported = write_exported(
         model,
         loss,

@@ -35,7 +35,7 @@ class DistillationJob(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     """Both sides' logits are divided by it."""
     students: tuple[int, ...]
-    """Of which bundle each student is, by place."""
+    """The place of each student's bundle."""
     teachers: tuple[int, ...]
     """The same of the teachers; at least one."""
 

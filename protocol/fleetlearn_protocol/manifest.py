@@ -219,7 +219,7 @@ class Cut(msgspec.Struct, frozen=True):
     party: Name
     """The party's name in the run."""
     activations: Input
-    """What the bottom makes of an example, float32. The name is that of the top's array."""
+    """What the bottom makes of an example, float32. The top's array has the same name."""
     bundle: Digest | msgspec.UnsetType = msgspec.UNSET
     """SHA-256 of the bottom's manifest.json: the bundle that this top was exported with. Tops have
     it."""

@@ -1,4 +1,4 @@
-"""Clusters: several models of one kind, of which each device trains the one that fits its data.
+"""Clusters: several models of one kind. Each device trains the one that fits its data best.
 
 Ghosh, Chung, Yin and Ramchandran 2020, "An Efficient Framework for Clustered Federated Learning",
 arXiv 2006.04088, algorithm 1 (IFCA), with the averages of models: in each round, a device's cluster

@@ -76,7 +76,7 @@ deadline = 600.0  # seconds
 # over_selection = 1.3  # tasks given for each report wanted, since some devices vanish
 
 # [stop]
-# rounds = 1000  # give up after so many; by default it ends by itself, when it is done
+# rounds = 1000  # give up after 1000 rounds; by default it ends by itself, when it is done
 '''
 
 

@@ -1,4 +1,4 @@
-"""[clusters]: several models of one bundle, of which each device trains the one that fits its data
+"""[clusters]: several models of one bundle. Each device trains the one that fits its data
 best."""
 
 from __future__ import annotations

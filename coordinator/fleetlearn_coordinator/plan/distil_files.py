@@ -29,9 +29,9 @@ def check_distillation(plan: PlanKeys, manifests: Mapping[str, Manifest]) -> lis
     """Return the plan's distillation bundles, in the order of its members; none where it has no
     [distil].
 
-    ``manifests``: name of each member -> that of its training bundle. Raises PlanError where a
-    bundle is of another model, where the members' models cannot teach each other, and where the
-    examples cannot be read or are not what the models take."""
+    ``manifests``: name of each member -> the manifest of its training bundle. Raises PlanError
+    where a bundle is of another model, where the members' models cannot teach each other, and where
+    the examples cannot be read or are not what the models take."""
     if plan.distil is None:
         return []
     found = [

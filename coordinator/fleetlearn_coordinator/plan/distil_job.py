@@ -28,7 +28,7 @@ def job_of(
     teachers: Iterable[int],
 ) -> DistillationJob:
     """Return the job that makes a version's models. ``seed``: the plan's. ``students``,
-    ``teachers``: of which member each is, by its place in the plan."""
+    ``teachers``: the place of each teacher's member in the plan."""
     return DistillationJob(
         seed=(seed + version) % SEEDS,
         steps=distil.steps,

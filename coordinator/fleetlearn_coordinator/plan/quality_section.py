@@ -1,5 +1,5 @@
-"""[quality]: looking at the devices' data, by sums of their features and by what the model makes of
-them."""
+"""[quality]: looking at the devices' data, by the moments of their features and by the model's loss
+on them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The process (``worker_process.py``) is given one model after the other. A version's result is stored
 once (storage/held_out.py); a version that has none is measured by the next process, whoever died.
-The members of a family are measured on the same data, each by a process of its own; what is said of
+The members of a family are measured on the same data, each by its own process; what is said of
 the version is the mean over the members.
 """
 

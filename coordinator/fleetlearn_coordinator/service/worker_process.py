@@ -87,7 +87,7 @@ class WorkerProcess:
 
     async def _running(self) -> Process:
         if self._process is None or self._process.returncode is not None:
-            # In a session of its own, so that Ctrl-C is for the coordinator alone.
+            # In its own session, so that Ctrl-C is for the coordinator alone.
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *self._command,

@@ -25,7 +25,7 @@ class VerticalRecord(msgspec.Struct):
 
     run: str
     terms: str
-    """SHA-256 of what the run is: a plan with other terms is another run."""
+    """SHA-256 of the run's terms: a plan with other terms is another run."""
     alignment: str | None = None
     rows: int = 0
     own: bytes = b""
@@ -65,7 +65,7 @@ class VerticalFolder:
     """The folder, locked for this process. Raises StoreError where it is in use or damaged."""
 
     def __init__(self, folder: Path, terms: str) -> None:
-        """``terms``: SHA-256 of what the run is to be."""
+        """``terms``: SHA-256 of the run's terms."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._lock = lock(folder / LOCK)

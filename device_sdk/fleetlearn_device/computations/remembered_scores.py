@@ -40,7 +40,7 @@ class ScoreMemory:
     def find(self, rows: bytes, trees: Callable[[int], bytes]) -> Remembered | None:
         """Return what is remembered of the rows with this digest, if it is of these trees.
 
-        trees: returns the digest of the first so many boosting rounds.
+        trees: a number of boosting rounds -> the digest of their trees.
         """
         with self._lock:
             found = self._rows.get(rows)

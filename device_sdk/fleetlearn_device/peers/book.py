@@ -169,7 +169,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 class PeerGraph:
     """Who is whose neighbour, and what each counts. Raises BookError where the topology is
-    impossible with so many peers."""
+    impossible with this number of peers."""
 
     def __init__(self, book: PeerBook) -> None:
         self.names = book.names

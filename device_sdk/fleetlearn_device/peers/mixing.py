@@ -142,14 +142,14 @@ def average(first: Floats, second: Floats) -> Floats:
 def mix_all(models: Floats, matrix: MixingMatrix) -> Floats:
     """Return all peers' next models, W x: shape (n, P), as ``models``.
 
-    The result of each row is that of ``mix``, to the last bit; with more than 64 neighbours
+    Each row has the result of ``mix``, to the last bit; with more than 64 neighbours
     for each peer, one product of matrices, which may differ in the last bits, is quicker.
     """
     counts = np.diff(matrix.starts)
     if len(matrix.weights) > _MANY_NEIGHBOURS * len(matrix):
         return np.asarray(matrix.dense().astype(models.dtype) @ models)
     mixed = models.copy()
-    # So many rows at a time that they stay in the processor's cache.
+    # As many rows at a time as stay in the processor's cache.
     height = max(1, _CACHED // max(1, models.shape[1]))
     for begin in range(0, len(matrix), height):
         own, block = counts[begin : begin + height], mixed[begin : begin + height]

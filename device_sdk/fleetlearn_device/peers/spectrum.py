@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fleetlearn_device.peers.mixing import MixingMatrix, mix_all
 
 _SMALL = 512
-"""Up to so many peers numpy finds all eigenvalues in less than a second."""
+"""Peers up to which numpy finds all eigenvalues in less than a second."""
 _MOST_STEPS = 400
 _TOLERANCE = 1e-10
 

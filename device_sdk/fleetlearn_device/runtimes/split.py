@@ -67,7 +67,7 @@ class Bottom:
     def activations(self, batch: Sequence[NDArray[Any]], *, seed: int = 0) -> Vector:
         """Return the activations of a batch: float32, shape (n, ...). Raises DataError, StepError.
 
-        ``seed``: that of the step which the same batch will be given to.
+        ``seed``: of the step that will have the same batch.
         """
         arrays = check_batch(batch, self.manifest.data_arrays)
         table = views(self._runtime.local, self.manifest.parameters)

@@ -133,7 +133,7 @@ def _numbers(name: str, hyper: Mapping[str, float]) -> dict[str, float]:
 
 
 def personal_size(name: str, manifest: Manifest) -> int:
-    """Return the elements of what an algorithm with a personal model keeps; 0 for the others."""
+    """Return how many float32 elements an algorithm with a personal model keeps; 0 for others."""
     if ALGORITHMS[name].personal != "model":
         return 0
     vectors, numbers = ALGORITHMS[name].keeps

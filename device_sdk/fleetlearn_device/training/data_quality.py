@@ -1,4 +1,4 @@
-"""What a device says of its own data: moments of each feature. No example leaves it."""
+"""What a device tells of its data: moments of each feature. No example leaves the device."""
 
 from __future__ import annotations
 

@@ -180,9 +180,11 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.kept: dict[str, Vector] = {} if found is None else found.kept
-        """What the algorithm must have beside the model that it trains, by names of its own."""
+        """Name, as the algorithm gives it -> a vector that it needs beside the model that it
+        trains."""
         self.measured: dict[str, Evaluation] = {} if found is None else found.measured
-        """Sums of other models than the one that it trains, by names of its own."""
+        """Name, as the algorithm gives it -> the measurement of another model than the one that it
+        trains."""
         self.worth_keeping = found is not None
         """Whether so much is done that a device that stops had better keep the task."""
         self._found, self._write, self._every, self._clock = found, write, every, clock

@@ -33,7 +33,7 @@ MOST_INNER_STEPS = 10**4
 
 def pfedme(work: TaskWork) -> TaskOutcome:
     """Train a personal model theta with a pull towards the local model w, which follows it slowly.
-    The update is that of w.
+    The update is w's.
 
     T. Dinh, Tran and Nguyen 2020, "Personalized Federated Learning with Moreau Envelopes", arXiv
     2006.08848, algorithm 1. For each batch, theta is brought near argmin f(theta) + lambda/2
@@ -121,13 +121,13 @@ def apfl(work: TaskWork) -> TaskOutcome:
 
 
 def mixed_model(personal: Vector, model: Vector, manifest: Manifest) -> Vector:
-    """Return the mixture of what APFL keeps with this round's model: float32, shape (P,)."""
+    """Return APFL's personal model, mixed from v and this round's model: float32, shape (P,)."""
     own, alpha = _own_of(personal, model, 1.0)
     return _mixed(own, model, np.float32(alpha), manifest)
 
 
 def _own_of(personal: Vector | None, model: Vector, alpha: float) -> tuple[Vector, float]:
-    """Return v and alpha of what a device keeps. alpha: the value to begin with."""
+    """Return v and alpha from the vector that a device keeps. alpha: the value to begin with."""
     size = model.size
     if personal is None:
         return model.copy(), alpha

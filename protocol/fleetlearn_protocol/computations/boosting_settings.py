@@ -77,8 +77,8 @@ class BoostedTrees(
     held_out: Annotated[float, Meta(ge=0, le=0.9)] = 0.0
     """Share of the rows that no tree is grown from. 0: there are none."""
     patience: Annotated[int, Meta(ge=1, le=10_000)] = 10
-    """With held-out rows: training ends once their loss has not become less for so many rounds, and
-    the rounds since then are forgotten."""
+    """With held-out rows: training ends once their loss has not fallen for this number of rounds,
+    and the rounds since then are forgotten."""
     seed: Annotated[int, Meta(ge=0, le=MAX_EXACT)] = 0
     """Draws rows and columns."""
     label: Label = ""
@@ -140,7 +140,7 @@ class BoostedComponents(
     degrees_of_freedom: Annotated[float, Meta(ge=1, le=100)] = 2.0
     """Of each spline and each category's base learner: trace(2 S - S S) of its hat matrix S. Fewer
     make splines smoother. A straight line has 2; with as many no kind of base learner is chosen
-    because it can bend more. A spline alone, of which the line is a part, takes more than 2."""
+    because it can bend more. A spline alone, which contains the line, takes more than 2."""
     label: Label = ""
     """The column of y, where devices' data are tables whose columns have the names of ``columns``
     and this one. Empty: their data are the arrays x, (n, columns), and y."""

@@ -68,7 +68,7 @@ class Layout:
         return vector
 
     def unpack(self, vector: Vector) -> dict[str, NDArray[Any]]:
-        """Undo ``pack``: name -> array, each in memory of its own. Raises ValueError where the
+        """Undo ``pack``: name -> array, each in new memory. Raises ValueError where the
         vector is of another size, or holds numbers that ``pack`` never writes."""
         if vector.shape != (self.size,):
             raise ValueError(f"a state of shape {vector.shape} was given; expected ({self.size},)")

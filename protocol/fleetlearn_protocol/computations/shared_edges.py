@@ -42,7 +42,7 @@ def values_of(keys: Keys) -> Vector:
 
 
 def boundaries_for(bins: int) -> int:
-    """Return how many boundaries a count has, so that edges of so many bins come of it."""
+    """Return how many boundaries a count needs for the edges of this number of bins."""
     return 8 * bins
 
 
@@ -125,7 +125,7 @@ def _joined(
     lows: Keys, highs: Keys, counts: NDArray[np.int64], most: int
 ) -> tuple[Keys, Keys, NDArray[np.int64]]:
     """Join neighbours that together have at most ``most`` values; what is empty between the joined
-    ones is an interval of its own."""
+    ones is a separate interval."""
     filled: list[list[int]] = []
     for place in np.flatnonzero(counts).tolist():
         if filled and filled[-1][2] + counts[place] <= most:

@@ -23,6 +23,7 @@ from fleetlearn_protocol.messages import (
     Numbers,
     Text,
     decode_tagged,
+    encode_checked,
 )
 from fleetlearn_protocol.vector import checksum
 from fleetlearn_protocol.vertical.alignment import HASH_BYTES, MOST_ROWS
@@ -118,7 +119,7 @@ class VerticalTerms(msgspec.Struct, frozen=True, tag="terms"):
     steps: Annotated[int, Meta(ge=1, le=2**31)]
     """How many steps the run has."""
     checkpoint_every: Annotated[int, Meta(ge=1, le=2**31)]
-    """All sides keep their part each so many steps, and after the last."""
+    """Steps from one checkpoint of all sides to the next; there is one after the last step too."""
     hyper: Numbers
     """Of the step."""
     encoding: Identifier
@@ -209,17 +210,13 @@ _coordinator_tags = frozenset(kind.__struct_config__.tag for kind in get_args(To
 def encode_from_party(message: FromParty) -> str:
     """Return a party's message as the text of one frame. Raises ProtocolError (bad-message) where
     the coordinator would refuse it."""
-    content = msgspec.json.encode(message)
-    decode_from_party(content)
-    return content.decode()
+    return encode_checked(message, decode_from_party)
 
 
 def encode_to_party(message: ToParty) -> str:
     """Return a message to a party as the text of one frame. Raises ProtocolError (bad-message)
     where the party would refuse it."""
-    content = msgspec.json.encode(message)
-    decode_to_party(content)
-    return content.decode()
+    return encode_checked(message, decode_to_party)
 
 
 def decode_from_party(text: str | bytes) -> FromParty:

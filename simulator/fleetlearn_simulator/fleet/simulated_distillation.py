@@ -1,5 +1,5 @@
 """Ensemble distillation in a simulated round: the same job and the same steps as a coordinator's,
-without a process of its own. It takes no virtual time."""
+in this process. It takes no virtual time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SimulatedDistillation:
     """Distils the models of a plan's rounds, where it has [distil]."""
 
     def __init__(self, plan: Plan, manifests: Mapping[str, Manifest], rules: FamilyRules) -> None:
-        """``manifests``: name of each member -> that of its bundle. Raises PlanError where the
+        """``manifests``: name of each member -> its bundle's manifest. Raises PlanError where the
         files do not fit."""
         self._plan, self._rules = plan, rules
         bundles = check_distillation(plan, manifests)
@@ -90,7 +90,7 @@ class SimulatedDistillation:
     def _teachers(
         self, began: Mapping[str, Vector], averaged: Mapping[str, Vector]
     ) -> list[tuple[int, Vector]]:
-        """Return of which member each teacher is, by its place, and its model."""
+        """Return the place of each teacher's member, and its model."""
         if not self.keeps_updates:
             return [*enumerate(averaged.values())]
         found = list[tuple[int, Vector]]()

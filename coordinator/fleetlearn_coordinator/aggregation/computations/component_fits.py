@@ -87,7 +87,7 @@ def fit(
     gradient: Doubles,
     settings: BoostedComponents,
 ) -> Doubles:
-    """Return (X^T X + lambda P)^-1 X^T r, (size,). Coefficients of which there are no rows are 0.
+    """Return (X^T X + lambda P)^-1 X^T r, (size,). Coefficients without rows are 0.
 
     gram: X^T X. penalty: lambda. gradient: X^T r.
     """

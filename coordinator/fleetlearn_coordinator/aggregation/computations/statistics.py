@@ -73,7 +73,7 @@ def advance(state: Vector, total: Sums, devices: int, settings: Statistics) -> V
 
 
 def _check_counts(found: dict[str, Sums], rows: int) -> None:
-    """Raise ValueError where a total cannot be of so many rows."""
+    """Raise ValueError where a total cannot come from this number of rows."""
     for name, counted in found.items():
         kind = name.partition(".")[2]
         if kind == "moments":

@@ -56,7 +56,7 @@ def _bytes_of(vector: Vector) -> bytes:
 
 
 class DistilQuestion(msgspec.Struct, frozen=True, eq=False):
-    """What the worker process is to be asked. Each round has an object of its own."""
+    """What the worker process is to be asked. Each round has its own object."""
 
     round: int
     job: DistillationJob
@@ -89,7 +89,7 @@ class Distilling:
         """Called when ``question`` is another one."""
 
     def begin(self, averaged: AveragedRound) -> None:
-        """Ask for the distillation of what a round made, if it is due."""
+        """Ask for the distillation of a round's models, if it is due."""
         if not is_due(self._distil, averaged.version):
             self._refined(averaged.number, {}, {})
             return
@@ -118,8 +118,8 @@ class Distilling:
     def _teachers(
         self, averaged: AveragedRound
     ) -> tuple[list[int], Sequence[bytes | StoredBytes] | None]:
-        """Return of which member each teacher is, and the teachers' models. None: they are not all
-        there."""
+        """Return the place of each teacher's member, and the teachers' models. None: they are not
+        all there."""
         if not self.keeps_updates:
             models = [_bytes_of(averaged.models[member.name]) for member in self._members]
             return [*range(len(models))], models

@@ -40,7 +40,7 @@ class ContributionQuestion(msgspec.Struct, frozen=True, eq=False):
     round: int
     devices: Sequence[str]
     before: Vector
-    """The model that the round began from: that of no devices. (P,)"""
+    """The model that the round began from, float32, (P,). The empty set of devices has it."""
     models: Vector
     """Each device's own model, (n, P)."""
     weights: Vector

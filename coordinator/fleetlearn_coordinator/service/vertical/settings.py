@@ -60,7 +60,7 @@ class VerticalPlan(Section, frozen=True, kw_only=True):
     hash-rows`` writes."""
     batch_size: Annotated[int, Meta(ge=1, le=2**20)] = 32
     checkpoint_every: Annotated[int, Meta(ge=1, le=2**31)] = 100
-    """Steps between checkpoints: so many steps are done again at most, when a side dies."""
+    """Steps between checkpoints: the most steps that are done again when a side dies."""
     seed: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0
     encoding: str = "float32"
     """How activations and gradients travel."""
@@ -139,7 +139,7 @@ class VerticalPlan(Section, frozen=True, kw_only=True):
         return bundle, split
 
     def digest(self, bundle: Bundle) -> str:
-        """Return the SHA-256 of what makes this the run that it is."""
+        """Return the SHA-256 of the terms that tell this run from others."""
         terms: list[Any] = [bundle.sha256, self.steps, self.batch_size, self.checkpoint_every]
         terms += [self.seed, self.encoding, sorted(self.hyper.items()), self.labels]
         return digest(msgspec.json.encode(terms))
@@ -168,7 +168,7 @@ labels = "{labels}"
 
 steps = 1000
 batch_size = 32
-# So many steps are done again at most, when a side dies.
+# Steps between checkpoints: the most steps that are done again when a side dies.
 checkpoint_every = 100
 # seed = 0
 # encoding = "float32"            # or float16: half the bytes, and no longer equal to 1e-6

@@ -60,13 +60,13 @@ export const ALGORITHMS: Readonly<Record<string, Algorithm>> = {
   },
 };
 
-/** Return the elements of what a task's algorithm with a personal model keeps; 0 for the others. */
+/** Return how many float32 elements a task's algorithm with a personal model keeps; 0 for the others. */
 export function personalSize({ algorithm }: Task, { size }: Manifest): number {
   const { personal, keeps: [vectors, numbers] = [1, 0] } = ALGORITHMS[algorithm]!;
   return personal === "model" ? vectors * size + numbers : 0;
 }
 
-/** Return how many steps of the runtime a task makes, with so many batches in a pass, and how many of them for each
+/** Return how many steps of the runtime a task makes, given the batches of a pass, and how many of them for each
  * batch. Throws TrainingError. */
 export function stepsOf(task: Task, batches: number): { steps: number; turns: number } {
   const { personal, turns } = ALGORITHMS[task.algorithm]!;

@@ -23,7 +23,7 @@ export function innerSteps({ inner_steps: steps = 0 }: Readonly<Record<string, n
 }
 
 /**
- * Train a personal model theta with a pull towards the local model w, which follows it slowly. The update is that of w.
+ * Train a personal model theta with a pull towards the local model w, which follows it slowly. The update is w's.
  *
  * T. Dinh, Tran and Nguyen 2020, "Personalized Federated Learning with Moreau Envelopes", arXiv 2006.08848, algorithm 1.
  * For each batch, theta makes K steps of the bundle's optimizer with a pull towards w, from where the batch before left
@@ -101,7 +101,7 @@ export async function apfl(work: Work): Promise<Outcome> {
   return { result, parts: { update: result.update }, personal: kept, personalEvaluation };
 }
 
-/** Return v and alpha of what a device keeps. alpha: the value to begin with. */
+/** Return v and alpha from the vector that a device keeps. alpha: the value to begin with. */
 function ownOf(
   personal: Float32Array | null,
   model: Float32Array,
