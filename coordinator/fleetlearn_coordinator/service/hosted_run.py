@@ -159,9 +159,8 @@ class HostedRun:
         """Let what is being computed come to its end, and record that the run is not served any
         more."""
         await self.server.wait_for_thread()
-        for asker in (self.server.distiller, self.server.contributions):
-            if asker is not None:
-                await asker.close()
+        if self.server.round_asker is not None:
+            await self.server.round_asker.close()
         if self._held_out is not None and self._measuring is not None:
             self._measuring.cancel()
             await self._held_out.close()

@@ -63,6 +63,7 @@ from fleetlearn_coordinator.service.observers import (
     MessageRefused,
     TaskFailed,
 )
+from fleetlearn_coordinator.service.round_asker import RoundAsker
 from fleetlearn_coordinator.service.run_clock import Clocks, RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
 from fleetlearn_coordinator.service.task_privacy import why_not_private
@@ -134,23 +135,20 @@ class RunServer:
         """Asks the helper, where updates are masked."""
         if run.mask_sums is not None:
             self._asker = HelperAsker(run.mask_sums, self.loop, self._answered, self.fail)
-        self.distiller: DistilAsker | None = None
-        """Has models distilled, where the plan says so."""
+        self.round_asker = self._find_round_asker()
+        """Asks a worker process what closed rounds wait for, where the plan says so."""
+
+    def _find_round_asker(self) -> RoundAsker[Any] | None:
+        run = self.run
         if run.plan.distil is not None and run.distilling is not None:
             files = [run.plan.distil.data, *distillation_bundles(run.plan)]
             worker = WorkerProcess("fleetlearn_device.distil", *map(str, files))
-            self.distiller = DistilAsker(
-                run.distilling, worker, run.log, self._distilled, self.fail
-            )
-
-        self.contributions: ContributionAsker | None = None
-        """Has measured what updates are worth, where the plan says so."""
+            return DistilAsker(run.distilling, worker, run.log, self._distilled, self.fail)
         if run.contributions is not None:
             measured_on = str(run.plan.bundle), str(run.plan.evaluation.data)
             worker = WorkerProcess("fleetlearn_device.measure", *measured_on)
-            self.contributions = ContributionAsker(
-                run.contributions, worker, self._refine, self.fail
-            )
+            return ContributionAsker(run.contributions, worker, self._refine, self.fail)
+        return None
 
     def start(self, pending: Sequence[Command]) -> None:
         """Serve the run from now on. ``pending``: what ``Run.resume`` returned."""
@@ -158,9 +156,8 @@ class RunServer:
         self._tell_all(pending)
         if self._asker is not None:
             self._asker.look()
-        for asker in (self.distiller, self.contributions):
-            if asker is not None:
-                asker.look()
+        if self.round_asker is not None:
+            self.round_asker.look()
         self._planned_before = self.engine.round
         if self.run.finished is not None:  # before, or by the round that was just resumed
             self._finish(self.run.finished)
@@ -711,9 +708,8 @@ class RunServer:
     def _ask_no_more(self) -> None:
         if self._asker is not None:
             self._asker.end()
-        for asker in (self.distiller, self.contributions):
-            if asker is not None:
-                asker.end()
+        if self.round_asker is not None:
+            self.round_asker.end()
 
     def free(self) -> None:
         """The process goes on without this run: let what is large be freed now, as ``Run.free``
