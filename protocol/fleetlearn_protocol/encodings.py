@@ -43,6 +43,8 @@ class Encoding:
     """How a block's elements are written: each block is a row."""
     beside: int = 0
     """Elements after those of the vector that a part says: the weight of a masked update."""
+    cuts_zeros: bool = False
+    """Whether zeros at the end need not be sent: a part may be shorter than its vector."""
 
     @cached_property  # asked for with each chunk
     def block_bytes(self) -> int:
@@ -57,6 +59,18 @@ class Encoding:
     def elements(self, vector: int) -> int:
         """Return the elements of a part in this encoding that says a vector of this many."""
         return vector + self.beside
+
+    def most_bytes(self, vector: int) -> int:
+        """Return the most bytes that are let through for a part that says a vector of this many
+        elements: those of this encoding or of float32, whichever are more."""
+        return max(self.size(self.elements(vector)), FLOAT32.size(vector))
+
+    def accepts_size(self, size: int, vector: int) -> bool:
+        """Return whether a part of this many bytes can say a vector of this many elements."""
+        whole_size = self.size(self.elements(vector))
+        if not self.cuts_zeros:
+            return size == whole_size
+        return size == whole_size or (0 < size < whole_size and size % self.block_bytes == 0)
 
     def encode(self, vector: Vector, seed: int = 0) -> memoryview:
         """Return the bytes of a float32 vector, shape (n,). ``seed`` decides how elements are
@@ -169,7 +183,7 @@ MASKED_ENCODINGS = {24: MASKED24, 32: MASKED}
 """m -> how words travel that are added modulo 2^m."""
 MASKED_NAMES = tuple(encoding.name for encoding in (MASKED, MASKED24))
 """What a device that can mask says that it knows, beside FAMILIES."""
-INT64 = Encoding("int64", 1, whole.INT64)
+INT64 = Encoding("int64", 1, whole.INT64, cuts_zeros=True)
 """Of a computation's sums (section "Computations" of PROTOCOL.md). It is no encoding of floats
 either."""
 FLOATS = tuple(name for name, encoding in ENCODINGS.items() if encoding.block == 1)

@@ -220,3 +220,14 @@ def test_what_messages_say_of_a_vector(encoding: Encoding) -> None:
     assert encoding.part("update", content) == Part(
         "update", encoding.name, size, checksum(content)
     )
+
+
+def test_sizes_of_parts_by_hand() -> None:
+    """Of a vector of 5 elements: sums may be cut off after any, masked words have the weight
+    beside them, and no more than float32 is let through for an encoding that is shorter."""
+    sums, masked = find_encoding("int64"), find_encoding("masked")
+    assert [size for size in range(50) if sums.accepts_size(size, 5)] == [8, 16, 24, 32, 40]
+    assert [size for size in range(50) if masked.accepts_size(size, 5)] == [24]
+    assert [size for size in range(50) if FLOAT32.accepts_size(size, 5)] == [20]
+    names = ("int64", "masked", "float32", "float16", "topk-0.5")
+    assert [find_encoding(name).most_bytes(5) for name in names] == [40, 24, 20, 20, 20]

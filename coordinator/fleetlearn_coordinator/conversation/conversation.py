@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fleetlearn_protocol.encodings import FLOAT32, INT64
+from fleetlearn_protocol.encodings import FLOAT32, find_encoding
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.frames import unpack_chunk
 from fleetlearn_protocol.messages import (
@@ -198,9 +198,8 @@ class Conversation:
             self._close(1000, "come back later")
 
     def _most_bytes(self, task: str, part: str, encoding: str) -> int:
-        """Return how many bytes a part of a report may have: sums have one encoding."""
-        asked = INT64 if encoding == INT64.name else FLOAT32
-        return asked.size(self.port.elements_of(task, part))
+        """Return how many bytes a part of a report may have."""
+        return find_encoding(encoding).most_bytes(self.port.elements_of(task, part))
 
     def replaced(self) -> None:
         """The device has connected again."""
