@@ -32,9 +32,12 @@ class ContributionAsker(RoundAsker[ContributionQuestion]):
         self._measuring, self._answered = measuring, answered
 
     async def ask(self, question: ContributionQuestion) -> None:
+        # The event loop answers devices: what takes long is done in another thread.
+        updates = await asyncio.to_thread(question.read)
+        sets = await asyncio.to_thread(question.rule.sets, len(question.devices))
         losses = dict[frozenset[int], float]()
-        for number, members in enumerate(question.sets):
-            model = await asyncio.to_thread(question.model_of, members)
+        for number, members in enumerate(sets):
+            model = await asyncio.to_thread(updates.model_of, members)
             job = {"name": f"model {number} of round {question.round}", "sha256": digest(model)}
             answer = await self._worker.ask(job, [model.astype("<f4", copy=False).tobytes()])
             if "error" in answer.fields:
@@ -42,4 +45,5 @@ class ContributionAsker(RoundAsker[ContributionQuestion]):
                 self._answered(partial(self._measuring.failed, question, why))
                 return
             losses[members] = answer.fields["loss_sum"] / answer.fields["examples"]
-        self._answered(partial(self._measuring.measured, question, losses))
+        worth = await asyncio.to_thread(question.rule.worth_of, question.devices, losses)
+        self._answered(partial(self._measuring.measured, question, worth, len(losses)))

@@ -14,48 +14,39 @@ import msgspec
 import numpy as np
 from fleetlearn_protocol.errors import many
 from fleetlearn_protocol.vector import Vector
+from numpy.typing import NDArray
 
-from fleetlearn_coordinator.aggregation.device_models import device_model
+from fleetlearn_coordinator.aggregation.device_models import DeviceModel, device_model
 from fleetlearn_coordinator.plan.quality_section import QualitySection
-from fleetlearn_coordinator.quality.contributions import (
-    Utility,
-    leave_one_out,
-    needed_sets,
-    shapley,
-)
+from fleetlearn_coordinator.quality.round_worth import UpdatesOfRound, WorthRule, why_too_large
 from fleetlearn_coordinator.service.json_log import said
 from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.training_run.distilling import Refined
 from fleetlearn_coordinator.service.training_run.members import Members
 from fleetlearn_coordinator.service.training_run.refining import AveragedRound
 
-MOST_BYTES = 2**28
-"""Bytes of the devices' models that are held together. A round with more is not measured."""
-
 
 class ContributionQuestion(msgspec.Struct, frozen=True, eq=False):
-    """What is to be measured: the mean model of each of these sets of devices. Each round has an
+    """What is to be measured: the mean models of sets of a round's devices. Each round has an
     object of its own."""
 
     round: int
     devices: Sequence[str]
     before: Vector
-    """The model that the round began from, float32, (P,). The empty set of devices has it."""
-    models: Vector
-    """Each device's own model, (n, P)."""
-    weights: Vector
+    """The model that the round began from, float32, (P,)."""
+    own: Sequence[DeviceModel]
+    """Each device's own model, in a spool file."""
+    weights: NDArray[np.float64]
     """What each counts in the mean, (n,)."""
-    sets: Sequence[frozenset[int]]
-    """By the devices' numbers in ``devices``."""
+    rule: WorthRule
 
-    def model_of(self, members: frozenset[int]) -> Vector:
-        """Return the mean model of these devices, float32, (P,)."""
-        if not members:
-            return self.before
-        rows = sorted(members)
-        weights = self.weights[rows] / self.weights[rows].sum()
-        mean: Vector = (weights @ self.models[rows].astype(np.float64)).astype(np.float32)
-        return mean
+    def read(self) -> UpdatesOfRound:
+        """Read the devices' models: up to ``MOST_BYTES`` of spool files, so not in the event loop's
+        thread. Raises StoreError."""
+        rows = np.empty((len(self.own), self.before.size), np.float32)
+        for row, model in zip(rows, self.own, strict=True):
+            row[:] = model.read(0, len(row))
+        return UpdatesOfRound(self.before, rows, self.weights)
 
 
 class MeasuringContributions:
@@ -81,57 +72,44 @@ class MeasuringContributions:
         if every is None or averaged.version % every or not averaged.updates:
             self._refined(averaged.number, {}, {})
             return
-        size = len(averaged.updates) * member.size * 4
-        if size > MOST_BYTES:
-            self._do_without(
-                averaged.number,
-                f"the models of {many(len(averaged.updates), 'device')} take {size / 2**20:.0f} "
-                f"MiB, and {MOST_BYTES / 2**20:.0f} MiB are held together at most",
-            )
+        if why := why_too_large(len(averaged.updates), member.size):
+            self._do_without(averaged.number, why)
             return
-        before, rows = averaged.before[member.name], list[Vector]()
+        before, own = averaged.before[member.name], list[DeviceModel]()
         for report in averaged.updates:
             model = device_model(before, report.columns, 0, member.rules.buffers)
             if model is None:
                 text = "devices reported before the plan had quality.contributions"
                 self._do_without(averaged.number, text)
                 return
-            rows.append(model.read(0, member.size))
+            own.append(model)
         self.question = ContributionQuestion(
             averaged.number,
             [report.device for report in averaged.updates],
             before,
-            np.stack(rows),
+            own,
             np.concatenate([each.columns.weights for each in averaged.updates]).astype(np.float64),
-            needed_sets(len(rows), self._quality.utilities, self._seed + averaged.number),
+            WorthRule(self._quality.utilities, self._seed + averaged.number),
         )
         self.changed()
 
     def measured(
-        self, question: ContributionQuestion, losses: Mapping[frozenset[int], float]
+        self, question: ContributionQuestion, worth: Mapping[str, Mapping[str, float]], models: int
     ) -> None:
-        """The loss of each set is known: have the round committed. Changes nothing where another
-        question is asked now."""
+        """What each device's update is worth is known, from the losses of this many models: have
+        the round committed. Changes nothing where another question is asked now."""
         if question is not self.question:
             return
         self.forget()
-        utility: Utility = lambda members: -losses[members]  # noqa: E731
-        number, limit = len(question.devices), self._quality.utilities
-        drawn = shapley(number, utility, utilities=limit, seed=self._seed + question.round)
-        without = leave_one_out(number, utility)
-        rows = zip(question.devices, drawn.values, drawn.errors, without.values, strict=True)
-        about = {
-            device: {"shapley": value, "error": error, "left_out": left_out}
-            for device, value, error, left_out in rows
-        }
+        number = len(question.devices)
         self._log.info(
             "round %d: what %s are worth was measured with %s",
             question.round,
             many(number, "update"),
-            many(len(losses), "model"),
+            many(models, "model"),
             extra=said("contributions", round=question.round, devices=number),
         )
-        self._refined(question.round, {}, {"contributions": about})
+        self._refined(question.round, {}, {"contributions": worth})
 
     def failed(self, question: ContributionQuestion, why: str) -> None:
         """The measurement could not be made: the round is committed without it."""

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan
+from fleetlearn_coordinator.aggregation.device_models import DeviceModel
+from fleetlearn_coordinator.quality import round_worth
 from fleetlearn_coordinator.rounds.waiting_words import waits_for
-from fleetlearn_coordinator.service.training_run import measured_contributions
 from fleetlearn_coordinator.service.training_run.measured_contributions import (
     MeasuringContributions,
 )
@@ -53,9 +54,9 @@ def test_each_set_of_devices_has_its_mean_model(make_plan: PlanMaker) -> None:
         assert question is not None
         assert fleet.run.engine.version == 0, "the model does not count yet"
         assert "is being measured on held-out data" in waits_for(fleet.run.engine, 0.0)
+        updates, sets = question.read(), question.rule.sets(2)
         moved = {
-            members: float((question.model_of(members) - before).mean().round(5))
-            for members in question.sets
+            members: float((updates.model_of(members) - before).mean().round(5)) for members in sets
         }
         first, second = (0.25, 0.75) if question.devices == ["a", "b"] else (0.75, 0.25)
         assert moved == {
@@ -64,8 +65,9 @@ def test_each_set_of_devices_has_its_mean_model(make_plan: PlanMaker) -> None:
             frozenset({1}): second,
             frozenset({0, 1}): 0.5,
         }
-        losses = {members: 1.0 - moved[members] for members in question.sets}
-        measuring.measured(question, losses)
+        losses = {members: 1.0 - moved[members] for members in sets}
+        found = question.rule.worth_of(question.devices, losses)
+        measuring.measured(question, found, len(sets))
         fleet.run.work.do_work(NOW)
         assert fleet.run.engine.version == 1
         assert np.allclose(fleet.run.models.newest.model, before + 0.5), "the model is the mean"
@@ -74,6 +76,23 @@ def test_each_set_of_devices_has_its_mean_model(make_plan: PlanMaker) -> None:
         # The mean of two ways in which the device comes: alone, and after the other one.
         assert worth == pytest.approx({"a": 0.0, "b": 0.5}, abs=1e-6)
         assert summary["contributions"]["b"]["left_out"] == pytest.approx(0.25, abs=1e-6)
+
+
+def test_spool_files_are_not_read_where_devices_are_answered(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 256 MiB: the thread of the event loop hands out the question alone."""
+    read = list[int]()
+    usual = DeviceModel.read
+    monkeypatch.setattr(
+        DeviceModel, "read", lambda model, *span: (read.append(1), usual(model, *span))[1]
+    )
+    with fleet_of(make_plan(**QUALITY)) as (fleet, measuring):
+        report_twice(fleet, 0.25, 0.75)
+        assert measuring.question is not None
+        assert not read
+        assert measuring.question.read().models.shape == (2, fleet.run.models.newest.model.size)
+        assert len(read) == 2
 
 
 def test_only_each_so_many_th_round_is_measured(make_plan: PlanMaker) -> None:
@@ -93,7 +112,7 @@ def test_a_round_that_cannot_be_measured_is_committed_all_the_same(
     why: str,
 ) -> None:
     if why == "too large":
-        monkeypatch.setattr(measured_contributions, "MOST_BYTES", 1)
+        monkeypatch.setattr(round_worth, "MOST_BYTES", 1)
     with caplog.at_level(logging.ERROR), fleet_of(make_plan(**QUALITY)) as (fleet, measuring):
         report_twice(fleet, 0.25, 0.75)
         if measuring.question is not None:
@@ -111,6 +130,7 @@ def test_an_answer_to_another_question_changes_nothing(make_plan: PlanMaker) -> 
         old = measuring.question
         assert old is not None
         measuring.forget()
-        measuring.measured(old, dict.fromkeys(old.sets, 1.0))
+        worth = {"shapley": 0.0, "error": 0.0, "left_out": 0.0}
+        measuring.measured(old, dict.fromkeys(old.devices, worth), 4)
         measuring.failed(old, "it died")
         assert fleet.run.engine.version == 0
