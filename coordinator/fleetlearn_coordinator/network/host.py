@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +28,7 @@ from fleetlearn_protocol.versions import agreed_version
 
 from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT, TLS_NEWCOMERS
 from fleetlearn_coordinator.conversation.places import Places, Proven
-from fleetlearn_coordinator.conversation.port import Admitted, Port
+from fleetlearn_coordinator.conversation.port import Admitted, Port, Spool
 from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.network.driver import ConnectionDriver, ServedRun, Shared
@@ -36,6 +36,7 @@ from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.listener import Listener
 from fleetlearn_coordinator.network.loop_lag import LoopLag
 from fleetlearn_coordinator.network.output_gate import OutputGate
+from fleetlearn_coordinator.network.run_host import ConnectionsNow, UploadsNow
 from fleetlearn_coordinator.network.several.shared_port import SharedPort
 from fleetlearn_coordinator.network.several.turns import SharedDevice, Turns
 from fleetlearn_coordinator.network.tls import Certificates
@@ -56,7 +57,8 @@ class Host:
 
     It serves one run, to whose port all conversations speak, or ``several``: then ``turns`` says
     which of them each device serves, and conversations speak to it through a ``SharedPort``.
-    Connections, places for transfers and devices' names are the host's.
+    Connections, places for transfers and devices' names are the host's. Runs see it as a
+    ``RunHost``.
     """
 
     def __init__(
@@ -205,6 +207,20 @@ class Host:
         own = None if self._certificates is None else self._certificates.own
         return None if own is None else own.ends
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more may be done."""
+        return self.shared.ended
+
+    def end(self) -> None:
+        """Do nothing more, whatever devices say."""
+        self.shared.ended = True
+
+    def connections_now(self) -> ConnectionsNow:
+        """Return what the connections are like, for monitoring."""
+        queues = [driver.connection.unsent for driver in self.connections]
+        return ConnectionsNow(len(queues), sum(queues), max(queues, default=0), self.refused)
+
     # What a run says
 
     def devices_of(self, run: ServedRun) -> list[str]:
@@ -229,6 +245,21 @@ class Host:
         for gone in run.contents.publish(newest, older):
             for device in self.devices_of(run):
                 self.devices[device].conversation.withdrawn(gone)
+
+    def serve_older(self, run: ServedRun, sha256: str, where: Older) -> None:
+        """Serve an older vector of a run too, until newest ones are published without it."""
+        run.contents.serve_older(sha256, where)
+
+    def forget_uploads(self, spool: Spool, unless: Container[str]) -> None:
+        """The tasks of the run with this spool are over, except those named by ``unless``: forget
+        what broken connections left of their uploads."""
+        self.uploads.forget_tasks(spool, unless)
+
+    def uploads_of(self, spool: Spool) -> UploadsNow:
+        """Return how many uploads there are of the run with this spool."""
+        places = self.uploads.places
+        arriving = sum(upload.spool is spool for upload in places.held)
+        return UploadsNow(arriving, sum(upload.spool is spool for upload in places.waiting))
 
     # Time, and the end
 

@@ -26,8 +26,8 @@ from msgspec import Meta
 from fleetlearn_coordinator.dashboard.page_api import PageApi, check_csrf
 from fleetlearn_coordinator.network.admin_listener import AdminListener, Request, Stream
 from fleetlearn_coordinator.network.gate import MOST_TAGS, NAME, public_keys
-from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.network.http_port import RefusedError
+from fleetlearn_coordinator.network.run_host import RunHost
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
 from fleetlearn_coordinator.service.canary.about import ALONE, CanaryAsked
@@ -480,7 +480,7 @@ def refusals() -> Iterator[None]:
 
 @asynccontextmanager
 async def administrators_port(
-    service: ServiceSettings, host: Host, plan: Plan | None = None
+    service: ServiceSettings, host: RunHost, plan: Plan | None = None
 ) -> AsyncIterator[LivePage | None]:
     """Listen on the administrators' port, if the service file has one, until the block is left.
     ``plan``: as for ``AdminApi``. Yields the port's page, to which the runs are to be added; None:

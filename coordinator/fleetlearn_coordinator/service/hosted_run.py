@@ -10,7 +10,7 @@ from functools import partial
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.errors import Code, FleetError
 
-from fleetlearn_coordinator.network.host import Host
+from fleetlearn_coordinator.network.run_host import RunHost
 from fleetlearn_coordinator.plan.distil_files import check_distillation
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
@@ -107,7 +107,7 @@ class HostedRun:
     def __init__(
         self,
         run: Run,
-        host: Host,
+        host: RunHost,
         *,
         name: str = "",
         population: Population = EVERYBODY,

@@ -20,7 +20,8 @@ from fleetlearn_protocol.errors import FleetError
 from fleetlearn_coordinator.dashboard.growing_list import GrowingList
 from fleetlearn_coordinator.dashboard.live_feed import Feed, Topic
 from fleetlearn_coordinator.dashboard.page_api import SignedIn
-from fleetlearn_coordinator.network.host import SOFTWARE, Host
+from fleetlearn_coordinator.network.host import SOFTWARE
+from fleetlearn_coordinator.network.run_host import RunHost
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.service.live_run import LiveRun, read_history, stopped_state
 from fleetlearn_coordinator.service.server import RunServer
@@ -41,7 +42,7 @@ SECONDS = 900
 class LivePage:
     """What the page is told, of the process and of each run that it serves or served."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: RunHost) -> None:
         self.feed, self._host = Feed(), host
         self._began = time.time()
         self._loop = asyncio.get_running_loop()

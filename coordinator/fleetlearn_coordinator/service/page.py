@@ -19,8 +19,8 @@ import msgspec
 from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.network.admin_listener import MOST_VIEWERS
-from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.network.page_listener import DESCRIPTORS, Document, PageListener
+from fleetlearn_coordinator.network.run_host import RunHost
 from fleetlearn_coordinator.network.static_files import StaticFolder
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import Page, ServiceError, ServiceSettings, Tls
@@ -175,7 +175,7 @@ def page_descriptors(service: ServiceSettings) -> int:
 
 @asynccontextmanager
 async def page_port(
-    service: ServiceSettings, host: Host, plan: Plan | None = None
+    service: ServiceSettings, host: RunHost, plan: Plan | None = None
 ) -> AsyncIterator[None]:
     """Listen on the page's port, if the service file has one, until the block is left. ``host``:
     listens already. ``plan``: as for ``run_of_page``. Raises FleetError (the folder has no page,

@@ -19,6 +19,7 @@ from fleetlearn_protocol.systemd import ALIVE, READY, STOPPING, notify_systemd
 from fleetlearn_coordinator.network import peer_log, process_settings
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host
+from fleetlearn_coordinator.network.run_host import RunHost
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.service.admin_api import administrators_port
@@ -241,7 +242,7 @@ def _stop(stopped: asyncio.Future[str], number: signal.Signals) -> None:
         stopped.set_result(f"stopped by {number.name}")
 
 
-async def _sweep(host: Host, run: HostedRun, monitor: Monitor | None) -> None:
+async def _sweep(host: RunHost, run: HostedRun, monitor: Monitor | None) -> None:
     while not run.server.ended:
         try:
             host.sweep(SWEEP)

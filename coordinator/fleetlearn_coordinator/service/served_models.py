@@ -13,7 +13,7 @@ from fleetlearn_protocol.vector import digest
 
 from fleetlearn_coordinator.aggregation.sent_models import half_of
 from fleetlearn_coordinator.network.driver import ServedRun
-from fleetlearn_coordinator.network.host import Host
+from fleetlearn_coordinator.network.run_host import RunHost
 from fleetlearn_coordinator.network.transfers.contents import Older
 from fleetlearn_coordinator.service.training_run.members import RunMember, first_fit
 from fleetlearn_coordinator.service.training_run.run import Run
@@ -25,7 +25,7 @@ from fleetlearn_coordinator.storage.store import OPTIMIZER_STATE
 class ServedModels:
     """What of a run's models is served, and what its connected devices can do with it."""
 
-    def __init__(self, run: Run, host: Host, served: ServedRun) -> None:
+    def __init__(self, run: Run, host: RunHost, served: ServedRun) -> None:
         self._run, self._host, self._served = run, host, served
         self._published: set[str] = set()
         """The SHA-256 of the newest model and of the vectors beside it, which are served."""
@@ -80,7 +80,7 @@ class ServedModels:
         # the device came back without its work, and goes on with it
         if version != run.engine.version:
             for sha256, where in self._find_older([(version, member)], beside).items():
-                self._served.contents.serve_older(sha256, where)
+                self._host.serve_older(self._served, sha256, where)
         found = {
             name: VectorReference(name, each, FLOAT32.size(size), FLOAT32.name)
             for name, each in digests.items()

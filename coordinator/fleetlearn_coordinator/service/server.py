@@ -32,7 +32,8 @@ from fleetlearn_coordinator.conversation.masked_reports import check_masked
 from fleetlearn_coordinator.conversation.port import Admitted, Spool
 from fleetlearn_coordinator.conversation.uploads import check_parts, check_work
 from fleetlearn_coordinator.dashboard.run_history import FleetNow
-from fleetlearn_coordinator.network.host import Host, spread, welcome
+from fleetlearn_coordinator.network.host import spread, welcome
+from fleetlearn_coordinator.network.run_host import RunHost
 from fleetlearn_coordinator.plan.distil_files import distillation_bundles
 from fleetlearn_coordinator.plan.secure_tasks import why_not_secure
 from fleetlearn_coordinator.rounds.commands import (
@@ -98,7 +99,7 @@ class RunServer:
     name = ""
     """The run's, of several. Empty: the host serves it alone."""
 
-    def __init__(self, run: Run, host: Host) -> None:
+    def __init__(self, run: Run, host: RunHost) -> None:
         self.run, self.engine, self.host = run, run.engine, host
         self.spool: Spool = run.store.blobs
         self._served = host.serve_run(self, run.members.bundles(), self.fail, self.name)
@@ -165,7 +166,8 @@ class RunServer:
     def end(self, why: str = "") -> None:
         """Do nothing more, whatever devices say and however late it is. ``why`` is for the devices
         of one of several runs, for people."""
-        self.ended = self.host.shared.ended = True
+        self.ended = True
+        self.host.end()
         self._ask_no_more()
 
     def fail(self, error: Exception) -> None:
@@ -526,7 +528,7 @@ class RunServer:
 
     def _forget_uploads(self) -> None:
         """A round is over: forget the uploads of its tasks, except those that go on."""
-        self.host.uploads.forget_tasks(self.spool, unless={*self.engine.leases.values()})
+        self.host.forget_uploads(self.spool, unless={*self.engine.leases.values()})
 
     def _assign(self, lease: Assign) -> None:
         run, device = self.run, lease.device
@@ -595,7 +597,7 @@ class RunServer:
     def fleet(self) -> FleetNow:
         """Return what the run's devices do now."""
         book = self.engine.book
-        uploading = sum(upload.spool is self.spool for upload in self.host.uploads.places.held)
+        uploading = self.host.uploads_of(self.spool).arriving
         silent = len(book.absent)
         training = max(0, len(book.tasks) - silent - uploading)
         return FleetNow(self.connected, training, uploading, silent)
@@ -641,6 +643,7 @@ class RunServer:
 
     def live(self) -> dict[str, Any]:
         """What ``status`` shows of a running coordinator."""
+        uploads = self.host.uploads_of(self.spool)
         return {
             "time": time.time(),
             "phase": self.engine.phase.value,
@@ -654,11 +657,9 @@ class RunServer:
             "deadline": self._deadline(),
             "accepted": len(self.engine.accepted),
             "dropped": self.engine.causes(),
-            "uploading": sum(
-                upload.spool is self.spool for upload in self.host.uploads.places.held
-            ),
+            "uploading": uploads.arriving,
             "waits_for": waits_for(self.engine, self.clock.now()),
-            "queued": sum(upload.spool is self.spool for upload in self.host.uploads.waiting),
+            "queued": uploads.waiting,
             **({} if self.run.selection is None else self.run.selection.selection.live()),
             **({} if self.engine.pace is None else self.engine.pace.status(self.clock.now())),
             "exchanges": self._open_exchanges(),

@@ -198,7 +198,7 @@ class HostedRuns:
     async def end(self) -> None:
         """Close all runs, and leave what devices have as it is."""
         await self._stop_sweeping()
-        self.host.shared.ended = True
+        self.host.end()
         for number in list(self._open):
             await self._close(number, "stopped")
         if self._closing:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from fleetlearn_coordinator.network.host import Host
+from fleetlearn_coordinator.network.run_host import RunHost
 from fleetlearn_coordinator.privacy.budget import PrivacyAccount
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service.monitoring.catalogue import Sample
@@ -75,13 +75,13 @@ def waits(server: RunServer) -> bool:
     )
 
 
-def host_gauges(host: Host) -> Iterator[tuple[str, Sample]]:
+def host_gauges(host: RunHost) -> Iterator[tuple[str, Sample]]:
     """Yield the name and series of each metric of the process's connections."""
-    queues = [driver.connection.unsent for driver in host.connections]
-    yield "fleetlearn_connections", Sample((), float(len(queues)))
-    for cause, count in host.refused.items():
+    now = host.connections_now()
+    yield "fleetlearn_connections", Sample((), float(now.open))
+    for cause, count in now.refused.items():
         yield "fleetlearn_handshakes_refused_total", Sample((cause,), float(count))
-    yield "fleetlearn_send_queue_bytes", Sample((), float(sum(queues)))
-    yield "fleetlearn_send_queue_longest_bytes", Sample((), float(max(queues, default=0)))
+    yield "fleetlearn_send_queue_bytes", Sample((), float(now.unsent))
+    yield "fleetlearn_send_queue_longest_bytes", Sample((), float(now.longest))
     if (ends := host.certificate_ends) is not None:
         yield "fleetlearn_certificate_left_seconds", Sample((), ends - time.time())

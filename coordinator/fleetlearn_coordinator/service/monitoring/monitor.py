@@ -18,7 +18,8 @@ from typing import Generic, NamedTuple, TypeVar
 from fleetlearn_protocol.errors import in_words
 
 from fleetlearn_coordinator.aggregation.round_summary import has_noise
-from fleetlearn_coordinator.network.host import SOFTWARE, Host
+from fleetlearn_coordinator.network.host import SOFTWARE
+from fleetlearn_coordinator.network.run_host import RunHost
 from fleetlearn_coordinator.service.monitoring.alerts import Alerts
 from fleetlearn_coordinator.service.monitoring.canary_metrics import canary_samples
 from fleetlearn_coordinator.service.monitoring.catalogue import (
@@ -73,7 +74,7 @@ class Monitor:
     is, the event loop goes on."""
 
     def __init__(
-        self, host: Host, stopping: Callable[[], bool], alerts: Alerts | None = None
+        self, host: RunHost, stopping: Callable[[], bool], alerts: Alerts | None = None
     ) -> None:
         """``stopping``: returns whether the process was told to stop."""
         self._host, self._stopping, self._alerts = host, stopping, alerts

@@ -21,7 +21,6 @@ import h11
 import msgspec
 from fleetlearn_protocol.errors import Code, in_words
 
-from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.network.http_port import (
     MOST_HEADERS,
     HttpPort,
@@ -30,6 +29,7 @@ from fleetlearn_coordinator.network.http_port import (
     read_target,
     send_answer,
 )
+from fleetlearn_coordinator.network.run_host import RunHost
 from fleetlearn_coordinator.plan.service_settings import (
     AlertSettings,
     ServiceError,
@@ -174,7 +174,7 @@ async def monitoring_port(service: ServiceSettings, monitor: Monitor) -> AsyncIt
 
 @asynccontextmanager
 async def monitoring(
-    service: ServiceSettings, host: Host, stopping: Callable[[], bool], folder: Path
+    service: ServiceSettings, host: RunHost, stopping: Callable[[], bool], folder: Path
 ) -> AsyncIterator[Monitor | None]:
     """Watch a coordinator as its service file says, until the block is left. Yields None where
     nobody wants to know. ``stopping``: as for ``Monitor``. ``folder``: where what alerts fire is

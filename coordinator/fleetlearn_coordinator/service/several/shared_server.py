@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from fleetlearn_protocol.messages import CheckIn, ComeBack
 
-from fleetlearn_coordinator.network.host import Host
+from fleetlearn_coordinator.network.run_host import RunHost
 from fleetlearn_coordinator.network.several.guarded_spool import GuardedSpool
 from fleetlearn_coordinator.network.several.turns import Turns
 from fleetlearn_coordinator.rounds.commands import Ask, Assign, Command
@@ -26,7 +26,7 @@ class SharedRunServer(RunServer):
     def __init__(
         self,
         run: Run,
-        host: Host,
+        host: RunHost,
         turns: Turns,
         name: str,
         population: Population,
@@ -102,9 +102,9 @@ class SharedRunServer(RunServer):
         if self._alarm is not None:
             self._alarm.cancel()
         # else the devices have been told to come back, and keep their tasks
-        if not self.host.shared.ended:
+        if not self.host.ended:
             self._turns.drop(self._turn, why)
-            self.host.uploads.forget_tasks(self.spool, unless=())
+            self.host.forget_uploads(self.spool, unless=())
             self.host.grant()
 
     # What the host asks

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from fleetlearn_coordinator.network.connection import DeviceConnection
+from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.plan.service_settings import MetricsPort, ServiceError, ServiceSettings
 from fleetlearn_coordinator.service.monitoring.catalogue import CATALOGUE, PROCESS_METRICS, SPECS
 from fleetlearn_coordinator.service.monitoring.gauges import host_gauges
@@ -256,9 +257,9 @@ def _full(**_: Any) -> Any:
 def test_a_connection_that_has_not_begun_has_nothing_to_send() -> None:
     """asyncio makes the connection known a turn of the event loop before its transport."""
     new = DeviceConnection.__new__(DeviceConnection)
-    host: Any = SimpleNamespace(
-        connections=[SimpleNamespace(connection=new)], certificate_ends=None, refused={}
-    )
+    host: Any = SimpleNamespace(connections=[SimpleNamespace(connection=new)], refused={})
+    now = Host.connections_now(host)
+    host = SimpleNamespace(connections_now=lambda: now, certificate_ends=None)
     found = {name: sample.value for name, sample in host_gauges(host)}
     assert found == {
         "fleetlearn_connections": 1.0,
