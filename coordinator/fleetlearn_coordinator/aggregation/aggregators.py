@@ -21,7 +21,7 @@ import numpy as np
 from fleetlearn_protocol.vector import Vector, gather
 from numpy.typing import NDArray
 
-from fleetlearn_coordinator.aggregation import exact_mean, mean_with_buffers
+from fleetlearn_coordinator.aggregation import exact_mean, exact_merge, mean_with_buffers
 from fleetlearn_coordinator.aggregation.exact_mean import Sum
 from fleetlearn_coordinator.aggregation.robust import kept_updates
 from fleetlearn_coordinator.aggregation.robust.kept_updates import KeptUpdates
@@ -57,6 +57,11 @@ class Aggregator(NamedTuple, Generic[S]):
     """Adds n updates that have passed ``check``: in parts of shape (rows, P), weights (n,), largest
     magnitudes (n,), factors (n,) or None (all are 1), and the values of their buffers. The parts'
     memory may be used for something else afterwards."""
+    merge: Callable[[S, S], None]
+    """Adds to the first state, in place, the updates of the second, which is not used afterwards:
+    the result is the same, to the last bit, as if they had been added one by one. Raises
+    ProtocolError (out-of-range), ValueError where it cannot be done: the first is then as it was.
+    Not called with ``keeps_updates``."""
     result: Callable[[S, Vector], Result]
     """The state, the buffers' values in the present model (B,) -> what becomes of the model. The
     same bits in whatever order the updates were added. Raises ValueError if there are none."""
@@ -104,6 +109,7 @@ MEAN = Aggregator(
     passes_check=exact_mean.passes_check,
     add=_add,
     add_many=_add_many,
+    merge=exact_merge.merge,
     result=_mean,
     to_tensors=exact_mean.to_tensors,
     from_tensors=exact_mean.from_tensors,
@@ -131,11 +137,16 @@ def _robust(name: str, bounds: Bounds, buffers: Sequence[slice]) -> Aggregator[K
         passes_check=exact_mean.passes_check,
         add=kept_updates.add,
         add_many=kept_updates.add_many,
+        merge=_refuse_to_merge,
         result=result,
         to_tensors=lambda kept: {},
         from_tensors=_refuse_tensors,
         keeps_updates=True,
     )
+
+
+def _refuse_to_merge(kept: KeptUpdates, other: KeptUpdates) -> None:
+    raise ValueError("updates that are kept have no sum, and so no partial one")
 
 
 def _refuse_tensors(tensors: Tensors) -> KeptUpdates:

@@ -52,6 +52,7 @@ def exact_sums(size: int, reports: int) -> Aggregator[Any]:
         passes_check=lambda largest, weights: largest <= most,
         add=partial(_add, reports),
         add_many=partial(_add_many, reports),
+        merge=partial(_merge, reports),
         result=_result,
         to_tensors=lambda state: {
             "total": state.total,
@@ -119,6 +120,13 @@ def _add_many(
     for rows in parts:
         state.total += rows.sum(axis=0)
         state.devices += len(rows)
+
+
+def _merge(reports: int, state: ExactSums, other: ExactSums) -> None:
+    _check_shape(other.total.shape, state)
+    _check_room(state, other.devices, reports)
+    state.total += other.total
+    state.devices += other.devices
 
 
 def _check_shape(shape: tuple[int, ...], state: ExactSums) -> None:

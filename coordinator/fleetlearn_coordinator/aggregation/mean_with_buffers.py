@@ -12,7 +12,7 @@ import numpy as np
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
-from fleetlearn_coordinator.aggregation import exact_mean, value_sum
+from fleetlearn_coordinator.aggregation import exact_mean, exact_merge, value_sum
 from fleetlearn_coordinator.aggregation.exact_mean import Sum
 from fleetlearn_coordinator.aggregation.updates import Result, Update, Values
 
@@ -60,6 +60,12 @@ def add_many(
     value_sum.add(sums.values, values.rows, exact_mean.multipliers(weights, values.factors))
 
 
+def merge(sums: Sums, other: Sums) -> None:
+    """Add the reports of ``other`` to ``sums``, as ``exact_merge.merge`` does."""
+    exact_merge.merge(sums.updates, other.updates)
+    value_sum.merge(sums.values, other.values)
+
+
 def result(sums: Sums, present: Vector) -> Result:
     """Return the means. Raises ValueError if there are no reports."""
     delta = exact_mean.mean(sums.updates)
@@ -92,6 +98,7 @@ def functions(places: Sequence[slice]) -> dict[str, Any]:
         "init": partial(init, places),
         "add": add,
         "add_many": add_many,
+        "merge": merge,
         "result": result,
         "to_tensors": to_tensors,
         "from_tensors": from_tensors,

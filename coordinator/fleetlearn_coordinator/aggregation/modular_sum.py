@@ -116,6 +116,7 @@ def modular_sum(numbers: FixedPoint) -> Aggregator[Any]:
         passes_check=lambda largest, weights: np.ones(len(weights), np.bool_),
         add=partial(_add, numbers),
         add_many=partial(_add_many, numbers),
+        merge=partial(_merge, numbers),
         result=_result,
         to_tensors=partial(_to_tensors, numbers),
         from_tensors=partial(_from_tensors, numbers),
@@ -179,6 +180,16 @@ def _add_many(
         for row in rows:  # numpy's sum along an axis takes no less
             state.words += row
         state.updates += len(rows)
+
+
+def _merge(numbers: FixedPoint, state: MaskedSum, other: MaskedSum) -> None:
+    if other.words.shape != state.words.shape:
+        raise ValueError(
+            f"sums of {state.words.size} and of {other.words.size} words cannot be merged"
+        )
+    _check_room(numbers, state, other.updates)
+    state.words += other.words
+    state.updates += other.updates
 
 
 def _check_room(numbers: FixedPoint, state: MaskedSum, more: int) -> None:

@@ -121,6 +121,14 @@ class RoundSums:
             waiting.clear()
         self.bytes_waiting = 0
 
+    def merge(self, other: RoundSums) -> None:
+        """Add the reports of ``other``, whose aggregators are the same, as if they had been added
+        here. ``other`` is not used afterwards. Raises ProtocolError (out-of-range), ValueError."""
+        self.add_waiting()
+        other.add_waiting()
+        for part, aggregator in self.aggregators.items():
+            aggregator.merge(self.states[part], other.states[part])
+
     def to_tensors(self) -> dict[str, NDArray[np.generic]]:
         """Return the states as flat tensors by name, which may share their memory. Nothing may
         wait."""

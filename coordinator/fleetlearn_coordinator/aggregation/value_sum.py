@@ -63,6 +63,12 @@ def add(bins: Bins, values: NDArray[np.float32], times: NDArray[np.float64]) -> 
             return
 
 
+def merge(bins: Bins, other: Bins) -> None:
+    """Add the reports of ``other``, of as many elements, to ``bins``, in place. Together they may
+    be no more than ``exact_mean.MAX_UPDATES``."""
+    bins += other  # multiples of the same grids: exact
+
+
 def mean(bins: Bins, weight: int, present: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return the next values, float64, shape (B,). ``weight``: the sum of the reports' weights w.
     ``present``: the values in the present model, (B,)."""
