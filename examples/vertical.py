@@ -193,7 +193,7 @@ class Processes:
         return int(json.loads(file.read_bytes())["step"]) if file.exists() else 0
 
     def exported(self) -> dict[str, Path]:
-        """Write the trained parts as ONNX models. Returns their files."""
+        """Write the trained parts as ONNX models, and all of them as one. Returns their files."""
         files = {name: self.folder / f"{name}.onnx" for name in ("hospital", "laboratory", "top")}
         self._run("fleetlearn_coordinator", "vertical", "export", self._plan, "--output",
                   files["top"])  # fmt: skip
@@ -202,6 +202,10 @@ class Processes:
                 *("fleetlearn_device", "export-bottom", "--state", self.folder / name),
                 *("--bundle", self.folder / "parts" / f"{name}.bundle", "--output", files[name]),
             )
+        files["model"] = self.folder / "model.onnx"
+        self._run("fleetlearn_coordinator", "vertical", "export", self._plan, "--output",
+                  files["model"], "--bottom", files["laboratory"], "--bottom",
+                  files["hospital"])  # fmt: skip
         return files
 
     def _start(self, module: str, *arguments: object) -> subprocess.Popen[bytes]:
@@ -225,19 +229,29 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def predicted(files: dict[str, Path], x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the outputs of the three ONNX models together: each party computes its activations,
-    and whoever has the top the rest."""
+def outputs_of(file: Path, **arrays: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return what stock ONNX Runtime computes from a file."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before its import: no telemetry
     import onnxruntime
 
-    def run(name: str, *arrays: NDArray[np.float32]) -> NDArray[np.float32]:
-        session = onnxruntime.InferenceSession(files[name])
-        feed = {one.name: array for one, array in zip(session.get_inputs(), arrays, strict=True)}
-        outputs: NDArray[np.float32] = session.run(None, feed)[0]
-        return outputs
+    outputs: NDArray[np.float32] = onnxruntime.InferenceSession(file).run(None, arrays)[0]
+    return outputs
 
-    return run("top", run("hospital", x[:, :15]), run("laboratory", x[:, 15:]))
+
+def predicted(files: dict[str, Path], x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the outputs of the three ONNX models together: each party computes its activations,
+    and whoever has the top the rest."""
+    activations = {
+        f"activations_{name}": outputs_of(files[name], x=columns)
+        for name, columns in (("hospital", x[:, :15]), ("laboratory", x[:, 15:]))
+    }
+    return outputs_of(files["top"], **activations)
+
+
+def predicted_by_one_file(file: Path, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the outputs of the file that has all parts: each party's columns are an input of
+    their own."""
+    return outputs_of(file, **{"hospital.x": x[:, :15], "laboratory.x": x[:, 15:]})
 
 
 def run(
@@ -281,7 +295,9 @@ def run(
             if one.poll() is None:
                 one.kill()
             one.wait()
-    found = predicted(processes.exported(), data.x_test)
+    files = processes.exported()
+    found = predicted(files, data.x_test)
+    together = predicted_by_one_file(files["model"], data.x_test)
     parts = model()
     trained_in_one_place(parts, data, steps)
     with torch.no_grad():
@@ -292,6 +308,7 @@ def run(
         "killed_at": max(killed_at, default=-1),
         "deaths": len(killed_at),
         "difference": float(np.abs(found - expected).max()),
+        "one_file": float(np.abs(together - found).max()),
         "accuracy": float((found.argmax(1) == data.y_test).mean()),
         "accuracy_in_one_place": float((expected.argmax(1) == data.y_test).mean()),
     }
@@ -307,6 +324,7 @@ def main() -> None:
     killed = found["killed_at"]
     print(f"the laboratory was killed (SIGKILL) at step {killed:.0f} of {steps}, and came back")
     print(f"largest difference of an output from training in one place: {found['difference']:.2g}")
+    print(f"largest difference of the one ONNX file from its parts: {found['one_file']:g}")
     print(
         f"accuracy on held-out patients: {found['accuracy']:.3f}; "
         f"in one place: {found['accuracy_in_one_place']:.3f}"

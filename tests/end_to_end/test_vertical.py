@@ -26,7 +26,7 @@ from torch.nn import functional
 from examples import vertical
 
 pytestmark = pytest.mark.slow
-PARTS = ("hospital", "laboratory", "top")
+PARTS = ("hospital", "laboratory", "top", "model")
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +55,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, floa
 def test_two_parties_train_what_one_place_would(calm: tuple[Path, dict[str, float]]) -> None:
     _, found = calm
     assert found["difference"] <= 1e-6
+    assert found["one_file"] == 0
     assert found["accuracy"] == found["accuracy_in_one_place"] > 0.9
 
 

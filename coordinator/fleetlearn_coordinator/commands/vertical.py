@@ -112,17 +112,32 @@ def status(file: File, as_json: AsJson = False) -> None:
 def export(
     file: File,
     output: Annotated[Path, typer.Option(help="The ONNX file that is written.")],
+    bottom: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="What a party's `fleetlearn-device export-bottom` wrote. Once for each party: "
+            "the file is then the whole model."
+        ),
+    ] = None,
 ) -> None:
     """Write the newest top as an ONNX model: activations of all parties in, the model's outputs
-    out."""
+    out. With --bottom for each party: the whole model, from the arrays of all parties on."""
     from fleetlearn_protocol import write_inference_model
+    from fleetlearn_protocol.vertical.joined_model import PartOrigin, with_origin
 
     from fleetlearn_coordinator.service.vertical.settings import VerticalPlan
+    from fleetlearn_coordinator.service.vertical.whole_model import whole_model
     from fleetlearn_coordinator.storage.vertical_folder import newest_top
 
     with expected_errors():
         plan = VerticalPlan.load(file)
-        bundle, _ = plan.open_top()
+        bundle, split = plan.open_top()
         part = newest_top(plan.data_dir, bundle.sha256)
-        output.write_bytes(write_inference_model(bundle, part.local))
-    say(f"wrote {output}, the top after step {part.step}")
+        content = write_inference_model(bundle, part.local)
+        if bottom:
+            files = {str(path): path.read_bytes() for path in bottom}
+            content = whole_model(split.cuts, files, content, part.step)
+        else:
+            content = with_origin(content, PartOrigin(bundle.sha256, part.step))
+        output.write_bytes(content)
+    say(f"wrote {output}, the {'whole model' if bottom else 'top'} after step {part.step}")

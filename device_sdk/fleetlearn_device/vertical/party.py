@@ -332,9 +332,11 @@ def newest_bottom(bundle_path: str, folder: Path) -> tuple[bytes, int]:
     """Return the newest bottom that a party keeps, as an ONNX model of its activations, and after
     how many steps it is that. Raises BundleError, StateError, DataError."""
     from fleetlearn_protocol.bundle import write_inference_model
+    from fleetlearn_protocol.vertical.joined_model import PartOrigin, with_origin
 
     bundle = open_bundle(bundle_path)
     part = PartyFolder(folder).newest(bundle.sha256)
     if part is None:
         raise DataError(f"{folder} keeps no trained part of the bundle {bundle_path}")
-    return write_inference_model(bundle, part.local), part.step
+    origin = PartOrigin(bundle.sha256, part.step)
+    return with_origin(write_inference_model(bundle, part.local), origin), part.step

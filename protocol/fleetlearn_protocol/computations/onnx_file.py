@@ -1,6 +1,5 @@
 """Writes ONNX files without the onnx package, which neither devices nor coordinators have: the few
-messages of ONNX's onnx.proto that a computation's model needs, in protobuf's encoding
-(protobuf.dev/programming-guides/encoding)."""
+messages of ONNX's onnx.proto that a computation's model needs."""
 
 from __future__ import annotations
 
@@ -10,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fleetlearn_protocol.protobuf import write_key, write_message, write_number, write_text
 
 IR_VERSION = 8
 OPSETS = {"": 13, "ai.onnx.ml": 3}
@@ -48,20 +49,22 @@ def onnx_model(
     """Return an ONNX file. constants: arrays that nodes take by name."""
     graph = b"".join(
         [
-            *(_message(1, _node(node)) for node in nodes),
-            _text(2, name),
-            *(_message(5, _tensor(*item)) for item in constants.items()),
-            *(_message(11, _value(value)) for value in inputs),
-            *(_message(12, _value(value)) for value in outputs),
+            *(write_message(1, _node(node)) for node in nodes),
+            write_text(2, name),
+            *(write_message(5, _tensor(*item)) for item in constants.items()),
+            *(write_message(11, _value(value)) for value in inputs),
+            *(write_message(12, _value(value)) for value in outputs),
         ]
     )
-    opsets = (_text(1, domain) + _number(2, version) for domain, version in OPSETS.items())
+    opsets = (
+        write_text(1, domain) + write_number(2, version) for domain, version in OPSETS.items()
+    )
     return b"".join(
         [
-            _number(1, IR_VERSION),
-            _text(2, "fleetlearn"),
-            _message(7, graph),
-            *(_message(8, opset) for opset in opsets),
+            write_number(1, IR_VERSION),
+            write_text(2, "fleetlearn"),
+            write_message(7, graph),
+            *(write_message(8, opset) for opset in opsets),
         ]
     )
 
@@ -69,11 +72,11 @@ def onnx_model(
 def _node(node: OnnxNode) -> bytes:
     return b"".join(
         [
-            *(_text(1, name) for name in node.inputs),
-            *(_text(2, name) for name in node.outputs),
-            _text(4, node.operator),
-            *(_message(5, _attribute(*item)) for item in node.attributes.items()),
-            _text(7, node.domain) if node.domain else b"",
+            *(write_text(1, name) for name in node.inputs),
+            *(write_text(2, name) for name in node.outputs),
+            write_text(4, node.operator),
+            *(write_message(5, _attribute(*item)) for item in node.attributes.items()),
+            write_text(7, node.domain) if node.domain else b"",
         ]
     )
 
@@ -82,58 +85,32 @@ def _attribute(name: str, value: Any) -> bytes:
     several = isinstance(value, list)
     one = value[0] if several else value
     if isinstance(one, str):
-        number, kind, fields = (9, 8, value) if several else (4, 3, [value])
-        content = b"".join(_text(number, text) for text in fields)
+        at, kind, fields = (9, 8, value) if several else (4, 3, [value])
+        content = b"".join(write_text(at, one) for one in fields)
     elif isinstance(one, float):
-        number, kind, fields = (7, 6, value) if several else (2, 1, [value])
-        content = b"".join(_key(number, 5) + struct.pack("<f", real) for real in fields)
+        at, kind, fields = (7, 6, value) if several else (2, 1, [value])
+        content = b"".join(write_key(at, 5) + struct.pack("<f", real) for real in fields)
     else:
-        number, kind, fields = (8, 7, value) if several else (3, 2, [value])
-        content = b"".join(_number(number, whole) for whole in fields)
-    return _text(1, name) + content + _number(20, kind)
+        at, kind, fields = (8, 7, value) if several else (3, 2, [value])
+        content = b"".join(write_number(at, whole) for whole in fields)
+    return write_text(1, name) + content + write_number(20, kind)
 
 
 def _tensor(name: str, array: NDArray[Any]) -> bytes:
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     return b"".join(
         [
-            *(_number(1, size) for size in array.shape),
-            _number(2, DTYPES[array.dtype.name]),
-            _text(8, name),
-            _message(9, little.tobytes()),
+            *(write_number(1, size) for size in array.shape),
+            write_number(2, DTYPES[array.dtype.name]),
+            write_text(8, name),
+            write_message(9, little.tobytes()),
         ]
     )
 
 
 def _value(value: OnnxValue) -> bytes:
-    sizes: Iterable[bytes] = (_number(1, size) for size in value.shape)
-    axes = [_text(2, "n"), *sizes]
-    shape = b"".join(_message(1, axis) for axis in axes)
-    tensor = _number(1, DTYPES[value.dtype]) + _message(2, shape)
-    return _text(1, value.name) + _message(2, _message(1, tensor))
-
-
-def _text(number: int, text: str) -> bytes:
-    return _message(number, text.encode())
-
-
-def _message(number: int, content: bytes) -> bytes:
-    return _key(number, 2) + _varint(len(content)) + content
-
-
-def _number(number: int, value: int) -> bytes:
-    return _key(number, 0) + _varint(value)
-
-
-def _key(number: int, wire_type: int) -> bytes:
-    return _varint(number << 3 | wire_type)
-
-
-def _varint(value: int) -> bytes:
-    value &= 2**64 - 1  # negative numbers are as in two's complement
-    found = bytearray()
-    while value > 127:
-        found.append(value & 127 | 128)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
+    sizes: Iterable[bytes] = (write_number(1, size) for size in value.shape)
+    axes = [write_text(2, "n"), *sizes]
+    shape = b"".join(write_message(1, axis) for axis in axes)
+    tensor = write_number(1, DTYPES[value.dtype]) + write_message(2, shape)
+    return write_text(1, value.name) + write_message(2, write_message(1, tensor))
