@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from engine_port import EnginePort, SpoolInMemory
+from fleetlearn_coordinator.conversation.begun import Announced
 from fleetlearn_coordinator.conversation.conversation import (
     Conversation,
 )
@@ -123,12 +124,12 @@ class Room(EnginePort):
         del self.devices[device]
         super().leave(device, now)
 
-    def announce(self, device: str, report: Report, now: float) -> bool:
+    def announce(self, device: str, report: Report, now: float) -> Announced:
         if self.has_counted(device, report.task):
-            return False
+            return Announced(wanted=False)
         self.carry_out(self.engine.announce(device, report.task, report.round, now))
         check_parts(report, ASKED, partial(self.elements_of, report.task))
-        return True
+        return Announced(wanted=True)
 
     def save_update(
         self, device: str, report: Report, spool: int, largest: Mapping[str, float]

@@ -8,6 +8,10 @@ device, through its port.
 
 A message that is refused changes nothing: the connection, the task and the round go on as if it had
 not come.
+
+What a device says may have to be asked of the run (pending.py). Until the answer is here the
+device's further messages wait. What the run tells the device meanwhile is said at once, as the run
+decided it before it answered.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fleetlearn_protocol.encodings import FLOAT32, find_encoding
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
@@ -49,7 +53,10 @@ from fleetlearn_coordinator.conversation.effects import (
     Allow,
     CheckedIn,
     CloseConnection,
+    Effect,
     End,
+    HandOnMessages,
+    HoldMessages,
     LogNote,
     Owner,
     SendMessage,
@@ -63,10 +70,13 @@ from fleetlearn_coordinator.conversation.limits import (
     RACES_OF_A_TASK,
     REFUSAL_FORGOTTEN,
 )
-from fleetlearn_coordinator.conversation.port import Port
+from fleetlearn_coordinator.conversation.pending import Asking, Pending, ask
+from fleetlearn_coordinator.conversation.port import Admitted, Port
 from fleetlearn_coordinator.conversation.uploads import Upload, Uploads
 from fleetlearn_coordinator.rounds.commands import FAILED, PRIVACY_LIMIT, REJECTED
 from fleetlearn_coordinator.rounds.participation_limits import PrivacyLimitError
+
+T = TypeVar("T")
 
 UPLOAD_TIMEOUT = 30.0
 """Seconds without a byte after which a granted upload's connection is ended."""
@@ -87,11 +97,15 @@ class Conversation:
     """What is said on one connection, and what is under way on it."""
 
     __slots__ = (
+        "_asks",
+        "_gone",
+        "_later",
         "_new",
         "_owner",
         "_races",
         "_refusals",
         "_refused_at",
+        "_saves",
         "_since",
         "_transfers",
         "_uploads",
@@ -128,6 +142,21 @@ class Conversation:
         """Other refused messages, without RACES_OF_A_TASK for each task that was given."""
         self._new = True
         """The peer has not checked in yet."""
+        self._asks: Asking[None] | None = None
+        """The handler that waits for an answer of the run."""
+        self._saves = False
+        """The run is asked to make what the device sent durable: that is carried to its end, also
+        where the connection is lost meanwhile."""
+        self._later: deque[str | bytes] = deque()
+        """What the device said since the run was asked: the rest of one read at most."""
+        self._gone = False
+        """The connection is gone: its owner carries nothing out any more."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether messages wait for an answer of the run. Hand on no more of them: the owner is
+        told ``HandOnMessages`` when the answer was handled."""
+        return self._asks is not None
 
     # Events of the connection
 
@@ -136,10 +165,55 @@ class Conversation:
         self.seen = now
         if self.over:
             return
+        if self._asks is not None:
+            self._later.append(message)
+        else:
+            self._hear(message)
+
+    def _hear(self, message: str | bytes) -> None:
         try:
-            self._handle(message)
+            handler = self._handle(message)
         except ProtocolError as error:
             self._refuse(error)
+            return
+        if handler is not None:
+            self._go_on(handler)
+            if self._asks is not None:
+                self._do(HoldMessages())
+
+    def _go_on(self, handler: Asking[None]) -> None:
+        """Let the handler of a message go on to its end, or up to a question that the run answers
+        later."""
+        try:
+            pending = next(handler, None)
+        except ProtocolError as error:
+            self._refuse(error)
+            return
+        if pending is not None:
+            self._asks = handler
+            pending.then(partial(self._answered, handler))
+
+    def _answered(self, handler: Asking[None], now: float) -> None:
+        if self._asks is not handler:  # the connection was lost, and the question with it
+            return
+        self._asks = None
+        self.seen = now  # until now it was the run's turn: the device was not silent
+        self._go_on(handler)
+        while self._later and self._asks is None and not self.over:
+            self._hear(self._later.popleft())
+        if self._asks is None:
+            self._later.clear()
+            self._do(HandOnMessages())
+
+    def _do(self, effect: Effect) -> None:
+        """Have the owner carry this out, if the connection is still there."""
+        if not self._gone:
+            self._owner.perform(effect)
+
+    def _say(self, message: FromCoordinator) -> None:
+        """Send a message to the device, unless it has another connection, or none."""
+        if not self.over:
+            self._owner.perform(SendMessage(message))
 
     def fetched(self) -> None:
         """The content was sent, or cannot be."""
@@ -158,6 +232,7 @@ class Conversation:
         """The connection is gone."""
         device = self.device
         self._leave()
+        self.over = self._gone = True
         if device is not None:
             self.port.leave(device, now)
             self._uploads.grant(now)
@@ -165,6 +240,8 @@ class Conversation:
     def overdue(self, now: float, silence: float) -> str | None:
         """Return why the connection should be ended, or None: the peer has not checked in, is
         silent for longer than ``silence`` seconds, or does not go on with a granted upload."""
+        if self._asks is not None:
+            return None  # it is the run's turn, and nothing is read from the device
         if self._new and now - self._since > CHECK_IN_TIMEOUT:
             return f"not checked in within {CHECK_IN_TIMEOUT:.0f} s"
         if now - self.seen > silence:
@@ -240,14 +317,25 @@ class Conversation:
         if self.upload is not None:
             self._uploads.pause(self.upload)
             self.upload = None
+        self._ask_no_more()
         self.device = None
+
+    def _ask_no_more(self) -> None:
+        """Drop what the device said and the run has not answered, except what is being saved."""
+        self._later.clear()
+        if self._asks is not None:
+            self._do(HandOnMessages())  # such as the answer to the close, which ends the connection
+            if not self._saves:
+                self._asks = None
 
     def _close(self, code: int, reason: str) -> None:
         self.over = True
+        self._ask_no_more()
         self._owner.perform(CloseConnection(code, reason))
 
     def _end(self, reason: str) -> None:
         self.over = True
+        self._ask_no_more()
         self._owner.perform(End(reason))
 
     def _refuse(
@@ -261,8 +349,8 @@ class Conversation:
         shown = error
         if self.device is not None and error.code in TELL_OF_DATA:
             shown = FleetError(error.code, self.port.shown(task, error.text))
-        self._owner.perform(LogNote(f"refused: {shown}"))
-        self._owner.perform(SendMessage(Refused(error.code, error.text, task, sha256)))
+        self._do(LogNote(f"refused: {shown}"))
+        self._say(Refused(error.code, error.text, task, sha256))
         if self.device is not None:
             self.port.refused(self.device, shown)
         if ends_task or error.code in LOST_RACES:
@@ -270,7 +358,7 @@ class Conversation:
         else:
             self._forget_refusals()
             self._refusals += 1
-        if max(self._refusals, self._races) > MAX_REFUSALS:
+        if max(self._refusals, self._races) > MAX_REFUSALS and not self.over:
             self._end("too many refused messages")
 
     def _forget_refusals(self) -> None:
@@ -282,19 +370,19 @@ class Conversation:
 
     # Messages
 
-    def _handle(self, message: str | bytes) -> None:
+    def _handle(self, message: str | bytes) -> Asking[None] | None:
+        """Handle a message. Returns what goes on with it where the run is asked something."""
         if isinstance(message, bytes):
             self._chunk(message)
-            return
+            return None
         decoded = decode_from_device(message)
         if isinstance(decoded, CheckIn):
-            self._check_in(decoded)
-        elif self.device is None:
+            return self._check_in(decoded)
+        if self.device is None:
             raise ProtocolError(Code.OUT_OF_TURN, "the first message of a connection is check-in")
-        else:
-            HANDLERS[type(decoded)](self, self.device, decoded)
+        return HANDLERS[type(decoded)](self, self.device, decoded)
 
-    def _check_in(self, message: CheckIn) -> None:
+    def _check_in(self, message: CheckIn) -> Asking[None]:
         if self.device is not None:
             raise ProtocolError(
                 Code.DUPLICATE, f"this connection checked in as {self.device} already"
@@ -310,7 +398,8 @@ class Conversation:
             self._close(1008, "protocol version")
             return
         message = self._owner.confirm(message)
-        admitted = self._owner.admit(message)
+        asking: Asking[Admitted | ComeBack] = ask(self._owner.admit(message))
+        admitted = yield from asking
         if isinstance(admitted, ComeBack):
             self._owner.perform(SendMessage(admitted))
             self._close(1000, "come back later")
@@ -324,16 +413,17 @@ class Conversation:
     def _heartbeat(self, device: str, message: Heartbeat) -> None:
         self.port.steps_done(device, message.task, message.steps, self.seen)
 
-    def _reply(self, device: str, message: Reply) -> None:
+    def _reply(self, device: str, message: Reply) -> Asking[None]:
         try:
-            counts = self.port.save_answer(device, message)
+            saved = self.port.save_answer(device, message)
+            counts = (yield from self._save(saved)) if isinstance(saved, Pending) else saved
         except ProtocolError as error:
             if error.code is Code.BAD_MESSAGE:  # the device would say the same again
                 self._reject(device, message.task, error)
             else:
                 self._refuse(error, message.task)
             return
-        self._owner.perform(SendMessage(Accepted(message.task)))
+        self._say(Accepted(message.task))
         if counts:
             self.port.count_answer(device, message.task, self.seen)
 
@@ -369,18 +459,19 @@ class Conversation:
 
     # Uploads
 
-    def _finished(self, device: str, message: TaskFinished) -> None:
+    def _finished(self, device: str, message: TaskFinished) -> Asking[None]:
         try:
-            factor = self.port.weigh(device, message.task, self.seen)
+            factor = yield from ask(self.port.weigh(device, message.task, self.seen))
         except ProtocolError as error:
             self._refuse_or_reject(device, message.task, error)
             return
         answer = Accepted(message.task) if factor is None else TaskWeighing(message.task, factor)
         self._owner.perform(SendMessage(answer))
 
-    def _report(self, device: str, message: Report) -> None:
+    def _report(self, device: str, message: Report) -> Asking[None]:
         try:
-            if not self.port.announce(device, message, self.seen):
+            announced = yield from ask(self.port.announce(device, message, self.seen))
+            if not announced.wanted:
                 self._owner.perform(SendMessage(Accepted(message.task)))
                 return
         except ProtocolError as error:
@@ -438,10 +529,10 @@ class Conversation:
         upload.restarted = True
         self._send_grant(upload)
 
-    def _uploaded(self, device: str, message: Uploaded) -> None:
+    def _uploaded(self, device: str, message: Uploaded) -> Asking[None]:
         upload = self.upload
         if upload is None or upload.report.task != message.task or not upload.transfer:
-            if self.port.has_counted(device, message.task):
+            if (yield from ask(self.port.has_counted(device, message.task))):
                 self._owner.perform(SendMessage(Accepted(message.task)))
             elif not self._transfers:
                 raise ProtocolError(
@@ -453,16 +544,40 @@ class Conversation:
             return  # the message belongs to a grant that is over
         try:
             upload.check_complete()
-            assert upload.spool_file is not None
-            self.port.save_update(device, upload.report, upload.spool_file, upload.largest)
         except ProtocolError as error:
             self._spoiled(device, message.task, error)
             return
-        self._uploads.complete(upload, self.seen)
+        yield from self._save_update(device, upload)
+
+    def _save_update(self, device: str, upload: Upload) -> Asking[None]:
+        """Have the run make the complete update durable, and count it. The upload is over, whatever
+        becomes of the connection: its spool file is the run's, unless the update is refused."""
+        assert upload.spool_file is not None
+        report, task = upload.report, upload.report.task
+        self._uploads.finish(upload, self.seen)
         self.upload = None
-        self._owner.perform(SendMessage(Accepted(message.task)))
-        self.port.count_report(device, message.task, self.seen)
+        try:
+            saved = self.port.save_update(device, report, upload.spool_file, upload.largest)
+            if isinstance(saved, Pending):
+                self._uploads.grant(self.seen)  # its place is free
+                yield from self._save(saved)
+        except ProtocolError as error:
+            self._uploads.drop(upload)
+            self._reject(device, task, error)
+            return
+        self._uploads.complete(upload)
+        self._say(Accepted(task))
+        self.port.count_report(device, task, self.seen)
         self._uploads.grant(self.seen)
+
+    def _save(self, answer: Pending[T]) -> Asking[T]:
+        """``ask`` what is carried to its end, also where the connection is lost meanwhile."""
+        self._saves = True
+        try:
+            asking: Asking[T] = ask(answer)
+            return (yield from asking)
+        finally:
+            self._saves = False
 
     def _spoiled(self, device: str, task: str, error: ProtocolError) -> None:
         """Refuse an upload. If its bytes arrived wrong, the device may send them once more; any
@@ -497,7 +612,7 @@ class Conversation:
             self.upload = None
 
 
-HANDLERS: dict[type, Callable[[Conversation, str, Any], None]] = {
+HANDLERS: dict[type, Callable[[Conversation, str, Any], Asking[None] | None]] = {
     Heartbeat: Conversation._heartbeat,
     Fetch: Conversation._fetch,
     TaskFinished: Conversation._finished,
@@ -507,4 +622,4 @@ HANDLERS: dict[type, Callable[[Conversation, str, Any], None]] = {
     Failed: Conversation._failed,
 }
 """What a device may say once it has checked in; each takes the conversation, the device and the
-message."""
+message. One that asks the run something is a generator."""

@@ -8,6 +8,7 @@ from typing import Protocol
 from fleetlearn_protocol.messages import CheckIn, ComeBack, FromCoordinator
 from msgspec import Struct
 
+from fleetlearn_coordinator.conversation.pending import Pending
 from fleetlearn_coordinator.conversation.port import Admitted
 
 
@@ -52,6 +53,15 @@ class StopDownload(Struct, frozen=True, gc=False):
     """Send no more of the content."""
 
 
+class HoldMessages(Struct, frozen=True, gc=False):
+    """Hand on no message of the device until ``HandOnMessages``: the run is asked what the last one
+    means. What was read already may still come. Harmless where they are held."""
+
+
+class HandOnMessages(Struct, frozen=True, gc=False):
+    """Hand on the device's messages again, after this. Harmless where they are not held."""
+
+
 class CloseConnection(Struct, frozen=True, gc=False):
     """Close in an orderly way: what was sent before goes out first. Messages that still arrive are
     not handled."""
@@ -77,7 +87,16 @@ class LogNote(Struct, frozen=True, gc=False):
 
 
 Effect = (
-    SendMessage | CheckedIn | Allow | StartDownload | StopDownload | CloseConnection | End | LogNote
+    SendMessage
+    | CheckedIn
+    | Allow
+    | StartDownload
+    | StopDownload
+    | HoldMessages
+    | HandOnMessages
+    | CloseConnection
+    | End
+    | LogNote
 )
 
 
@@ -88,7 +107,7 @@ class Owner(Protocol):
         """Return what may be believed of a check-in. Raises ProtocolError if the device may not
         check in."""
 
-    def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
+    def admit(self, check_in: CheckIn) -> Admitted | ComeBack | Pending[Admitted | ComeBack]:
         """Find the run that the device is to serve, or send it away. Nothing is remembered yet."""
 
     def perform(self, effect: Effect) -> None:

@@ -2,7 +2,8 @@
 are written to.
 
 Only names, numbers, bytes and messages cross these ports, so the other side may be another process.
-Times are seconds on the engine's clock.
+Then its answers come later, each as a ``Pending``. Answers, and what the run tells devices, come in
+the order in which the run decided. Times are seconds on the engine's clock.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import NamedTuple, Protocol
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import CheckIn, ComeBack, Reply, Report, Welcome
+
+from fleetlearn_coordinator.conversation.begun import Announced
+from fleetlearn_coordinator.conversation.pending import Pending
 
 
 class Admitted(NamedTuple):
@@ -30,7 +34,11 @@ class Admitted(NamedTuple):
 class Port(Protocol):
     """A run, as conversations see it. What it decides about a device comes back through
     ``Conversation.tell``: a task, a cancellation, the end of training. The same call may tell other
-    devices something too."""
+    devices something too.
+
+    Where a method may return a ``Pending``, its errors may come as the ``Pending``'s too. The other
+    methods answer at once, in any process.
+    """
 
     @property
     def spool(self) -> Spool:
@@ -42,7 +50,7 @@ class Port(Protocol):
 
     # The device
 
-    def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
+    def admit(self, check_in: CheckIn) -> Admitted | ComeBack | Pending[Admitted | ComeBack]:
         """Decide whether the device may stay. Nothing is remembered yet."""
 
     def join(self, check_in: CheckIn, now: float) -> None:
@@ -54,16 +62,15 @@ class Port(Protocol):
 
     # Its task
 
-    def announce(self, device: str, report: Report, now: float) -> bool:
-        """Return whether the update of this report is wanted: True, or False if it has counted
-        already.
+    def announce(self, device: str, report: Report, now: float) -> Announced | Pending[Announced]:
+        """Return whether the update of this report is wanted.
 
         Raises ProtocolError: stale-round, unknown-task, not-wanted, and nothing has changed; or
         wrong-parts, wrong-length, bad-message, or a PrivacyLimitError, after which the caller ends
         the task.
         """
 
-    def weigh(self, device: str, task: str, now: float) -> float | None:
+    def weigh(self, device: str, task: str, now: float) -> float | Pending[float | None] | None:
         """Return what its staleness leaves now of the update of this task, which the device will
         mask and report: from 0 to 1. None: its report has counted already.
 
@@ -72,24 +79,25 @@ class Port(Protocol):
 
     def save_update(
         self, device: str, report: Report, spool: int, largest: Mapping[str, float]
-    ) -> None:
+    ) -> Pending[None] | None:
         """Make the complete update in this spool file durable. From then on the file belongs to the
         coordinator. ``largest``: name of each part -> the greatest magnitude of its elements.
         Raises ProtocolError: stale-round, out-of-range, norm-too-large; PrivacyLimitError."""
 
     def count_report(self, device: str, task: str, now: float) -> None:
-        """Count the report of the update that was just saved. The device has been told."""
+        """Count the report of the update that was just saved. The device has been told, or has left
+        (``leave``) while the run was asked."""
 
-    def has_counted(self, device: str, task: str) -> bool:
+    def has_counted(self, device: str, task: str) -> bool | Pending[bool]:
         """Return whether the device's report of this task counts for the open round."""
 
-    def save_answer(self, device: str, message: Reply) -> bool:
+    def save_answer(self, device: str, message: Reply) -> bool | Pending[bool]:
         """Make what the device answered in an exchange durable. Returns False if it has counted
         already. Raises ProtocolError: unknown-task, and nothing has changed; or bad-message, after
         which the caller ends the task."""
 
     def count_answer(self, device: str, task: str, now: float) -> None:
-        """Count the answer that was just saved. The device has been told."""
+        """Count the answer that was just saved. The device has been told, or has left."""
 
     def end_task(
         self, device: str, task: str, cause: str, now: float, text: str | None = None
@@ -134,8 +142,8 @@ class Port(Protocol):
 
 class RunPort(Port, Protocol):
     """A run on a host with several, as the host sees it: a device serves one of them at a time. For
-    the others it is as if it were not connected; those that it waits for have been told
-    ``join``."""
+    the others it is as if it were not connected; those that it waits for have been told ``join``.
+    The run is in the host's process, and answers at once."""
 
     name: str
     task_prefix: str
@@ -146,6 +154,18 @@ class RunPort(Port, Protocol):
     """Bytes that a device may have to send for its first task."""
     patience: float
     """Seconds after which all its tasks that are out now have ended."""
+
+    def announce(self, device: str, report: Report, now: float) -> Announced: ...
+
+    def weigh(self, device: str, task: str, now: float) -> float | None: ...
+
+    def save_update(
+        self, device: str, report: Report, spool: int, largest: Mapping[str, float]
+    ) -> None: ...
+
+    def has_counted(self, device: str, task: str) -> bool: ...
+
+    def save_answer(self, device: str, message: Reply) -> bool: ...
 
     @property
     def open_to_devices(self) -> bool:

@@ -101,6 +101,8 @@ class Upload(Turn):
     """Name of each part that has begun to arrive -> CRC-32 of its bytes so far."""
     began: float | None = None
     """When the upload was first granted."""
+    is_quick: bool = False
+    """It is complete, and came quickly enough to prove its device."""
 
     def progress(self) -> int:
         return self.offset + (self.sender.arriving() if self.sender is not None else 0)
@@ -260,13 +262,19 @@ class Uploads:
         self._stop(upload)
         self._begin_again(upload)
 
-    def complete(self, upload: Upload, now: float) -> int:
-        """The update was saved. Returns the number of its spool file, which is not the upload's
-        from now on."""
-        if upload in self.places.held and upload.proves(now, self.places.least_rate):
-            self.places.proven.add(upload.device)
+    def finish(self, upload: Upload, now: float) -> None:
+        """All bytes are here, and the update is to be saved: ``complete`` or ``drop`` follows. The
+        upload needs no place meanwhile."""
+        held = upload in self.places.held
+        upload.is_quick = held and upload.proves(now, self.places.least_rate)
         self._stop(upload)
         self._without_place.pop(upload, None)
+
+    def complete(self, upload: Upload) -> int:
+        """The update was saved. Returns the number of its spool file, which is not the upload's
+        from now on."""
+        if upload.is_quick:
+            self.places.proven.add(upload.device)
         assert upload.spool_file is not None
         spool_file, upload.spool_file = upload.spool_file, None
         return spool_file

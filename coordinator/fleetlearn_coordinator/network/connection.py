@@ -106,6 +106,8 @@ class DeviceConnection(asyncio.Protocol):
         """The peer does not read, and bytes wait to be written."""
         self.stalled: float | None = None
         """Since when nothing is read from the peer, because the peer does not read."""
+        self._held = False
+        """No message is handed on: an earlier one waits for an answer."""
         self.known: Known | None = None
         """The device that the peer's credential is of, where credentials are asked for."""
         self.address = ""
@@ -303,6 +305,17 @@ class DeviceConnection(asyncio.Protocol):
 
     # Reading
 
+    def hold(self) -> None:
+        """Hand on no message until ``go_on``, except those that are being handled now, of
+        FRAMES_PER_TURN frames at most. Once more bytes have come, nothing is read."""
+        self._held = True
+
+    def go_on(self) -> None:
+        """Hand on messages again, soon."""
+        if self._held:
+            self._held = False
+            self._hand_on_soon()
+
     def _hand_on_soon(self, wait: float = 0.0) -> None:
         if self._next is None and not self._ended:
             self._next = (
@@ -318,7 +331,7 @@ class DeviceConnection(asyncio.Protocol):
             self._next = None
         if self._ended:
             return
-        if self._unread and not self._full():
+        if self._unread and not self._held and not self._full():
             if self._request is not None:
                 self._hand_on_request(self._request)
             elif not (wait := self._budget()):

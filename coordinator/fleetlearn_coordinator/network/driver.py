@@ -38,12 +38,15 @@ from fleetlearn_coordinator.conversation.effects import (
     CloseConnection,
     Effect,
     End,
+    HandOnMessages,
+    HoldMessages,
     LogNote,
     SendMessage,
     StartDownload,
     StopDownload,
 )
 from fleetlearn_coordinator.conversation.limits import BYTE_BURST, MESSAGE_BURST, WRITE_LIMIT
+from fleetlearn_coordinator.conversation.pending import Pending
 from fleetlearn_coordinator.conversation.port import Admitted, Port, RunPort
 from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network.connection import DeviceConnection
@@ -83,7 +86,7 @@ class ServedRun(NamedTuple):
 class Shared:
     """What the drivers of one process have in common."""
 
-    admit: Callable[[ConnectionDriver, CheckIn], Admitted | ComeBack]
+    admit: Callable[[ConnectionDriver, CheckIn], Admitted | ComeBack | Pending[Admitted | ComeBack]]
     """Sets the driver's ``run``, if one run alone is served."""
     uploads: Uploads
     downloads: Downloads
@@ -169,7 +172,7 @@ class ConnectionDriver:
         if device is not None:
             del self._shared.devices[device]
             self._shared.budgets.keep(device, self.connection.budgets())
-        if device is None or self._shared.ended:
+        if self._shared.ended:
             return
         try:
             self.conversation.disconnected(self._loop.time())
@@ -222,7 +225,7 @@ class ConnectionDriver:
         )
         return check_in
 
-    def admit(self, check_in: CheckIn) -> Admitted | ComeBack:
+    def admit(self, check_in: CheckIn) -> Admitted | ComeBack | Pending[Admitted | ComeBack]:
         """Admit the device, or send it away."""
         # else its check-in was counted before the WebSocket was accepted
         if self.connection.known is None:
@@ -246,6 +249,10 @@ class ConnectionDriver:
                 self._in_order(partial(self._start_download, effect))
             case StopDownload():
                 self._in_order(self._stop_download)
+            case HoldMessages():
+                self.connection.hold()
+            case HandOnMessages():
+                self.connection.go_on()
             case CloseConnection(code, reason):
                 self._in_order(partial(self.connection.close, code, reason))
             case End(reason):

@@ -27,6 +27,7 @@ from fleetlearn_protocol.messages import (
 from fleetlearn_protocol.versions import agreed_version
 
 from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT, TLS_NEWCOMERS
+from fleetlearn_coordinator.conversation.pending import Pending
 from fleetlearn_coordinator.conversation.places import Places, Proven
 from fleetlearn_coordinator.conversation.port import Admitted, Port, Spool
 from fleetlearn_coordinator.conversation.uploads import Uploads
@@ -154,15 +155,18 @@ class Host:
     ) -> None:
         await self._listener.close()
 
-    def admit(self, driver: ConnectionDriver, check_in: CheckIn) -> Admitted | ComeBack:
+    def admit(
+        self, driver: ConnectionDriver, check_in: CheckIn
+    ) -> Admitted | ComeBack | Pending[Admitted | ComeBack]:
         """Say what a device is told that checks in, and which port it has."""
+        answer: Admitted | ComeBack | Pending[Admitted | ComeBack]
         if self.turns is None:
             driver.run = self._run
             answer = self._run.port.admit(check_in)
         else:
             answer = self._admit_to(self.turns, driver, check_in)
         full = check_in.device not in self.devices and len(self.devices) >= self._places
-        if full and isinstance(answer, Admitted):
+        if full and not isinstance(answer, ComeBack):
             answer = ComeBack(spread(30.0), "busy")
         return answer
 

@@ -28,6 +28,7 @@ from fleetlearn_protocol.messages import (
 )
 from fleetlearn_protocol.versions import SEPARATE_BUFFERS, agreed_version
 
+from fleetlearn_coordinator.conversation.begun import Announced
 from fleetlearn_coordinator.conversation.masked_reports import check_masked
 from fleetlearn_coordinator.conversation.port import Admitted, Spool
 from fleetlearn_coordinator.conversation.uploads import check_parts, check_work
@@ -293,9 +294,9 @@ class RunServer:
         if self.run.selection is not None:
             self.run.selection.selection.stated.pop(device, None)
 
-    def announce(self, device: str, report: Report, now: float) -> bool:
+    def announce(self, device: str, report: Report, now: float) -> Announced:
         if self.has_counted(device, report.task):
-            return False
+            return Announced(wanted=False)
         now = self.clock.read(now)
         self._carry_out(self.engine.announce(device, report.task, report.round, now), now)
         exact = all(part.encoding == FLOAT32.name for part in report.parts)
@@ -308,7 +309,7 @@ class RunServer:
             check_masked(report, secure, self.engine.round_of(report.task), epochs)
         elif report.round > self._planned_before:
             check_work(report, epochs)
-        return True
+        return Announced(wanted=True)
 
     def weigh(self, device: str, task: str, now: float) -> float | None:
         if self.has_counted(device, task):

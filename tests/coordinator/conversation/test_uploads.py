@@ -48,6 +48,12 @@ def granted(uploads: Uploads, blobs: FileBlobs, task: str, update: Vector = UPDA
     return upload
 
 
+def finished(uploads: Uploads, upload: Upload, now: float = 0.0) -> int:
+    """The update is complete, and was saved. Returns the number of its spool file."""
+    uploads.finish(upload, now)
+    return uploads.complete(upload)
+
+
 def test_an_upload_is_spooled_hashed_and_measured(blobs: FileBlobs) -> None:
     uploads = make(1)
     upload = granted(uploads, blobs, "t1")
@@ -55,7 +61,7 @@ def test_an_upload_is_spooled_hashed_and_measured(blobs: FileBlobs) -> None:
         upload.receive(unpack_chunk(message))
     upload.check_complete()
     assert upload.largest == {"update": 3.0}
-    spool_file = uploads.complete(upload, 0.0)
+    spool_file = finished(uploads, upload)
     assert (
         b"".join(bytes(part) for part in blobs.read_spool_file(spool_file, UPDATE.nbytes))
         == UPDATE.tobytes()
@@ -125,7 +131,7 @@ def test_masked_words_are_uploaded_whatever_they_are(blobs: FileBlobs) -> None:
         upload.receive(unpack_chunk(message))
     upload.check_complete()
     assert upload.largest == {"update": 0.0}
-    number = uploads.complete(upload, 0.0)
+    number = finished(uploads, upload)
     update = SpooledUpdate(blobs, number, report.parts[0], 0, len(UPDATE))
     np.testing.assert_array_equal(np.concatenate([part.copy() for part in update.words()]), words)
     with pytest.raises(ProtocolError, match="masked words have no floats"):
@@ -209,7 +215,7 @@ def test_chunks_hold_whole_blocks(blobs: FileBlobs, name: str) -> None:
     upload.receive(Chunk(1, 2 * whole, content[2 * whole :]))
     upload.check_complete()
     assert upload.largest == {"update": np.abs(encoding.decode(content, len(vector))).max()}
-    update = SpooledUpdate(blobs, uploads.complete(upload, 0.0), report.parts[0], 0, len(vector))
+    update = SpooledUpdate(blobs, finished(uploads, upload), report.parts[0], 0, len(vector))
     decoded = encoding.decode(content, len(vector))
     assert np.concatenate(list(update)).tobytes() == decoded.tobytes()
     assert update.read(4096, len(vector)).tobytes() == decoded[4096:].tobytes()
@@ -355,7 +361,7 @@ def test_an_update_that_came_quickly_proves_its_device(
     uploads = make(1)
     upload = granted(uploads, blobs, "t1")
     sent(upload, blobs, 2)
-    uploads.complete(upload, took)
+    finished(uploads, upload, took)
     assert ("device" in uploads.places.proven) is proves
 
 
@@ -367,5 +373,5 @@ def test_an_update_that_came_in_parts_proves_nothing_by_its_last_part(blobs: Fil
     again = uploads.offer("device", report_of("t1"), blobs, elements_of)
     list(uploads.grants(500.0))
     sent(again, blobs)
-    uploads.complete(again, 500.1)
+    finished(uploads, again, 500.1)
     assert "device" not in uploads.places.proven

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from engine_port import EnginePort, SpoolInMemory
+from fleetlearn_coordinator.conversation.begun import Announced
 from fleetlearn_coordinator.conversation.conversation import Conversation
 from fleetlearn_coordinator.conversation.effects import (
     CheckedIn,
@@ -200,9 +201,9 @@ class Room(EnginePort):
         del self.devices[device]
         super().leave(device, now)
 
-    def announce(self, device: str, report: Report, now: float) -> bool:
+    def announce(self, device: str, report: Report, now: float) -> Announced:
         if self.has_counted(device, report.task):
-            return False
+            return Announced(wanted=False)
         self.carry_out(self.engine.announce(device, report.task, report.round, now))
         exact = all(part.encoding == "float32" for part in report.parts)
         check_parts(
@@ -212,7 +213,7 @@ class Room(EnginePort):
         )
         if self._secure is not None:
             check_masked(report, self._secure, self.engine.round_of(report.task), 1)
-        return True
+        return Announced(wanted=True)
 
     def save_update(
         self, device: str, report: Report, spool: int, largest: Mapping[str, float]

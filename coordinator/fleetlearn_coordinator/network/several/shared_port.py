@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.messages import CheckIn, ComeBack, Reply, Report
 
+from fleetlearn_coordinator.conversation.begun import Announced
 from fleetlearn_coordinator.conversation.port import Admitted, Spool
 from fleetlearn_coordinator.network.several.turns import SharedDevice, SharedRun, Turns
 
@@ -60,9 +61,10 @@ class SharedPort:
     def leave(self, device: str, now: float) -> None:
         self._turns.leave(self._device, now)
 
-    def announce(self, device: str, report: Report, now: float) -> bool:
+    def announce(self, device: str, report: Report, now: float) -> Announced:
+        counted = Announced(wanted=False)
         return self._of_done(
-            device, report.task, False, lambda run: run.port.announce(device, report, now)
+            device, report.task, counted, lambda run: run.port.announce(device, report, now)
         )
 
     def weigh(self, device: str, task: str, now: float) -> float | None:
