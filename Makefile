@@ -33,6 +33,8 @@ WEB := device_sdk/web
 WEB_INSTALLED := $(WEB)/node_modules/.package-lock.json
 # Debian's: in the browsers the slow tests of pages run, and prometheus scrapes a coordinator in one.
 PROGRAMS := chromium firefox-esr prometheus
+# The server is in no folder of PATH there.
+POSTGRES := /usr/lib/postgresql/*/bin/initdb
 # What has no line and no branch without a test; pyproject.toml has the floor of all together.
 FULLY_COVERED := */fleetlearn_protocol/*,*/fleetlearn_coordinator/rounds/*,*/fleetlearn_device/session/*
 # The files with tests that need the training build, all of them or those that ARGS name. To collect the others too would
@@ -52,7 +54,7 @@ help:
 	@echo 'make demo       a fleet of devices trains a model, some die, the run goes on   (ARGS="--devices 40 --rounds 60")'
 	@echo 'make demo-web   people draw digits in their browsers and train together         (ARGS="--lan" for phones)'
 	@echo 'make test       the fast tests                                                  (ARGS="tests/protocol -k name")'
-	@echo 'make test-all   all tests, and what they cover; with Chromium, Firefox and Prometheus, if root of a Debian runs it'
+	@echo 'make test-all   all tests, and what they cover; with Chromium, Firefox, Prometheus and PostgreSQL, if root of a Debian runs it'
 	@echo 'make test-arm64  the device on an emulated 64-bit ARM; with qemu, if root of a Debian runs it'
 	@echo 'make kotlin     the SDK in Kotlin, for the JVM: fetches its compiler; its slow tests run then (with Java and npm)'
 	@echo 'make test-zoo   models of torchvision, transformers and others: an hour   (ARGS="-k resnet18")'
@@ -101,6 +103,9 @@ programs:
 	@for name in $(PROGRAMS); do command -v $$name >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	  echo "installing $$name ..." && apt-get update -qq && RUNLEVEL=1 apt-get install -qq --yes --no-install-recommends $$name >/dev/null; } || \
 	  echo "$$name is not here: the tests that need it are skipped"; done
+	@ls $(POSTGRES) >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo 'installing PostgreSQL ...' && \
+	  apt-get update -qq && RUNLEVEL=1 apt-get install -qq --yes --no-install-recommends postgresql >/dev/null; } || \
+	  echo 'PostgreSQL is not here: the tests that need its server are skipped'
 
 # Four minutes the first time, two and a half later. What is fetched stays in .arm64/ (480 MB).
 test-arm64: .venv/.installed

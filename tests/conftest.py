@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from kept_loggers import loggers_kept
+from postgres_server import PostgresServer, postgres_server
 from warm_processes import warm_server
 
 assert not {"numpy", "torch"} & sys.modules.keys(), (
@@ -71,3 +72,10 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     kill's 5 s."""
     with warm_server(tmp_path_factory.mktemp("warm")) as address:
         yield address
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server, where it is installed. Tests use runs of their own there."""
+    with postgres_server() as server:
+        yield server

@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from fleetlearn_coordinator.storage.sqlite_exchanges import EVALUATION_TABLES
+from fleetlearn_coordinator.storage.sql_tables import EVALUATION_TABLES
 
 
 def make_version_6(database: Path) -> None:

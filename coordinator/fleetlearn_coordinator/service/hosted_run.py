@@ -26,6 +26,7 @@ from fleetlearn_coordinator.service.training_run.members import identity_of, ope
 from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.service.waiting_log import WaitingLog
 from fleetlearn_coordinator.storage.canaries import Split
+from fleetlearn_coordinator.storage.find_storage import begin_elsewhere
 from fleetlearn_coordinator.storage.ledger import Metadata
 from fleetlearn_coordinator.storage.runs import Population
 from fleetlearn_coordinator.storage.store import Store, open_store
@@ -50,6 +51,7 @@ def open_run(
     if plan.distil is not None:
         worker_process.check_installed("distillation", "leave [distil] out")
         check_distillation(plan, {name: each.manifest for name, each in bundles.items()})
+    begin_elsewhere(plan.data_dir, service.ledger, name or plan.name)
     store = open_store(
         plan.data_dir,
         identity_of(bundles),

@@ -59,6 +59,12 @@ class Database(sqlite3.Connection):
     def executemany(self, statement: str, values: Iterable[Any], /) -> sqlite3.Cursor:
         return self.cursor(_Cursor).executemany(statement, values)
 
+    def to_column(self, value: str | float | None) -> str | float | None:
+        """Return what stands for a value of the metadata in its column, which has no type."""
+        return value
+
+    from_column = to_column
+
     def copy_to(self, path: Path) -> None:
         """Write what is committed now into a new database, one file, while others may write to this
         one. Raises StoreError where what was read is damaged."""

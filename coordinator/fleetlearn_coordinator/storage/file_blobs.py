@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableEr
 from fleetlearn_coordinator.storage.file_bytes import FileBytes
 
 MODELS, UPLOADS, SUMS_FOLDER, SUMS = "models", "uploads", "sums", ("a", "b")
+WRITTEN_BYTES = 2**24
+"""Bytes of a saved sum that are written before the lock is looked at again."""
 
 
 class FileModels:
@@ -77,10 +80,21 @@ class FileModels:
 class FileBlobs(FileModels):
     """``Blobs`` in a data directory."""
 
-    def __init__(self, folder: Path, *, power: bool = False, spool_files: int = 64) -> None:
-        """``spool_files``: how many may be in use before there is no room for another."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        power: bool = False,
+        spool_files: int = 64,
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``spool_files``: how many may be in use before there is no room for another. ``check`` is
+        called before anything is changed, in any thread: it raises where the run's lock may be
+        another coordinator's by now."""
         super().__init__(folder)
-        self._power, self._most = power, spool_files
+        self._power, self._most, self._check = power, spool_files, check
+        self._name = token_hex(4)
+        """In the names of drafts: of those of a process that was paused when another took over."""
         (folder / MODELS).mkdir(exist_ok=True)
         (folder / UPLOADS).mkdir(exist_ok=True)
         self._spool: list[int] = []
@@ -111,6 +125,7 @@ class FileBlobs(FileModels):
         self._free.append(number)
 
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
+        self._check()
         with named_errors(self.where_spool_file, number):
             write_all(self._spool[number], content, offset)
 
@@ -166,7 +181,10 @@ class FileBlobs(FileModels):
         with named_errors(self._sum_path, turn):
             for tensor in tensors.values():
                 content = np.ascontiguousarray(tensor).data.cast("B")
-                write_all(self._sums[turn], content, place)
+                for begin in range(0, len(content), WRITTEN_BYTES):
+                    self._check()
+                    part = content[begin : begin + WRITTEN_BYTES]
+                    write_all(self._sums[turn], part, place + begin)
                 place, crc32 = place + len(content), checksum(content, crc32)
             if self._power:
                 os.fsync(self._sums[turn])
@@ -198,13 +216,15 @@ class FileBlobs(FileModels):
 
     def save_model(self, version: int, tensors: Tensors) -> None:
         path = model_path(self.folder, version)
-        draft = path.with_suffix(".draft")
+        draft = path.with_suffix(f".{self._name}.draft")
+        self._check()
         try:
             save_file(dict(tensors), draft)
         except SafetensorError as error:  # what safetensors raises when the disk is full
             raise StoreError(Code.BUSY, f"{draft} cannot be written: {in_words(error)}") from None
         if self._power:
             sync(draft)
+        self._check()
         draft.replace(path)
         if self._power:
             sync(path.parent)
@@ -216,6 +236,7 @@ class FileBlobs(FileModels):
 
     def drop_models(self, versions: Iterable[int]) -> None:
         for version in versions:
+            self._check()
             model_path(self.folder, version).unlink(missing_ok=True)
 
 

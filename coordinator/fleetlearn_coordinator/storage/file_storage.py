@@ -16,8 +16,9 @@ from fleetlearn_coordinator.storage.held_out import HeldOutResults
 from fleetlearn_coordinator.storage.lock import LOCK, is_locked, lock
 from fleetlearn_coordinator.storage.requests import Requests
 from fleetlearn_coordinator.storage.run_storage import CopiedRun
+from fleetlearn_coordinator.storage.sql_reader import SqlReader
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
-from fleetlearn_coordinator.storage.sqlite_reader import SqliteReader, read_ledger
+from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
 
 if TYPE_CHECKING:
     from fleetlearn_coordinator.storage.file_blobs import FileBlobs
@@ -52,6 +53,10 @@ class FileStorage:
     def is_locked(self) -> bool:
         return is_locked(self.folder / LOCK)
 
+    def has_ledger(self) -> bool:
+        """Return whether the folder has a ledger, of any state."""
+        return (self.folder / DATABASE).exists()
+
     def open_ledger(self, *, power: bool, any_thread: bool) -> SqliteLedger:
         return SqliteLedger(self.folder / DATABASE, power=power, any_thread=any_thread)
 
@@ -60,7 +65,7 @@ class FileStorage:
 
         return FileBlobs(self.folder, power=power, spool_files=spool_files)
 
-    def read_ledger(self) -> AbstractContextManager[SqliteReader]:
+    def read_ledger(self) -> AbstractContextManager[SqlReader]:
         return read_ledger(self.folder)
 
     def copy_to(self, folder: Path) -> CopiedRun:

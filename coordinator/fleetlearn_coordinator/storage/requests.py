@@ -26,7 +26,9 @@ class Requests(Protocol):
     is in the ledger was carried out and is just removed.
 
     Each method is complete when it returns, and survives the process that called it. A reader sees
-    a request whole or not at all. Every method may raise OSError or StoreUnavailableError.
+    a request whole or not at all. The process that holds the run's lock may see what others ask a
+    moment later: it is told while it does other things. Every method may raise OSError or
+    StoreUnavailableError.
     """
 
     def ask_for_evaluation(self) -> None:

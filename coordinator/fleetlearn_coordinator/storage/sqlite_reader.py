@@ -1,159 +1,21 @@
-"""Reads a run's database from outside, also while its coordinator runs. Nothing here writes."""
+"""Reads the database of a data directory, also while its coordinator runs."""
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 from fleetlearn_protocol.errors import Code
 
-from fleetlearn_coordinator.storage import sqlite_exchanges
 from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.ledger import DeviceActivity, ModelMade
-from fleetlearn_coordinator.storage.ledger_reader import EndedExchange
+from fleetlearn_coordinator.storage.sql_reader import SqlReader
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
-from fleetlearn_coordinator.storage.stored_json import decode
-
-
-class SqliteReader:
-    """``LedgerReader`` of the database of a data directory. Made by ``read_ledger``."""
-
-    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
-        self._db, self._path = db, path
-
-    def metadata(self) -> dict[str, Any]:
-        return dict(self._db.execute("SELECT key, value FROM meta").fetchall())
-
-    def models(self) -> dict[int, str]:
-        return dict(self._db.execute("SELECT version, sha256 FROM models").fetchall())
-
-    def closed_rounds(self, since: int) -> list[tuple[int, str, float, float, dict[str, Any]]]:
-        rows = self._db.execute(
-            "SELECT number, outcome, opened, closed, summary FROM rounds "
-            "WHERE closed IS NOT NULL AND number >= ? ORDER BY number",
-            (since,),
-        )
-        return [
-            (
-                *row[:4],
-                decode(row[4], dict[str, Any], f"{self._path}: the summary of round {row[0]}"),
-            )
-            for row in rows
-        ]
-
-    @property
-    def _version(self) -> int:
-        """Of the tables. Earlier versions lack some."""
-        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
-
-    def exchanges(self, kind: str) -> list[EndedExchange]:
-        return sqlite_exchanges.ended_exchanges(self._db, self._path, kind)
-
-    def valid_exchanges(self, kind: str, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
-        wanted = {*versions}
-        rows = [row for row in self.exchanges(kind) if row.outcome == "valid"]
-        return {row.version: row.summary for row in rows if row.version in wanted}
-
-    def known_models(self) -> list[ModelMade]:
-        # earlier versions: fewer columns
-        rows = self._db.execute("SELECT * FROM models ORDER BY version").fetchall()
-        return [ModelMade(*row) for row in rows]
-
-    def measured_in_rounds(self, versions: Iterable[int]) -> dict[int, dict[str, Any]]:
-        found = {}
-        for version in versions:
-            row = self._db.execute(
-                "SELECT rounds.summary, rounds.number FROM models JOIN rounds ON "
-                "rounds.number=models.round WHERE models.version=? AND rounds.outcome='committed'",
-                (version + 1,),
-            ).fetchone()
-            if row is not None:
-                found[version] = decode(
-                    row[0], dict[str, Any], f"{self._path}: the summary of round {row[1]}"
-                )
-        return found
-
-    def last_round(self) -> int:
-        return int(self._db.execute("SELECT COALESCE(MAX(number), 0) FROM rounds").fetchone()[0])
-
-    def open_round(self) -> int | None:
-        row = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
-        return row and int(row[0])
-
-    def newest_model(self) -> ModelMade | None:
-        row = self._db.execute("SELECT * FROM models ORDER BY version DESC LIMIT 1").fetchone()
-        return None if row is None else ModelMade(*row)
-
-    def round_outcomes(self) -> dict[str, int]:
-        return dict(
-            self._db.execute(
-                "SELECT outcome, COUNT(*) FROM rounds WHERE closed IS NOT NULL GROUP BY outcome "
-                "ORDER BY outcome"
-            )
-        )
-
-    def opened(self, round: int) -> float | None:
-        row = self._db.execute("SELECT opened FROM rounds WHERE number=?", (round,)).fetchone()
-        return None if row is None else float(row[0])
-
-    def task_states(self, round: int) -> dict[str, int]:
-        return dict(
-            self._db.execute(
-                "SELECT state, COUNT(*) FROM tasks WHERE round=? GROUP BY state ORDER BY state",
-                (round,),
-            )
-        )
-
-    def device_activity(
-        self, since: float | None = None, only: Collection[str] | None = None
-    ) -> list[DeviceActivity]:
-        if self._version < 6:
-            return []
-        if only is None:
-            rows = self._db.execute(
-                "SELECT * FROM activity WHERE ?1 IS NULL OR seen>=?1 ORDER BY device", (since,)
-            )
-        else:
-            places = ", ".join("?" * len(only))
-            rows = self._db.execute(
-                f"SELECT * FROM activity WHERE device IN ({places}) ORDER BY device", (*only,)
-            )
-        found = map(DeviceActivity._make, rows)
-        return [row._replace(tags=(row.tags or "").split()) for row in found]  # type: ignore[attr-defined]
-
-    def searched_devices(self) -> list[tuple[str, float | None, int, str]]:
-        if self._version < 6:
-            return []
-        return self._db.execute(
-            "SELECT device, connected, error IS NOT NULL, lower(COALESCE(tags, '') || ' ' || "
-            "COALESCE(tier, '') || ' ' || COALESCE(runtime, '')) FROM activity"
-        ).fetchall()
-
-    @property
-    def _member(self) -> str:
-        """The column of a task's member, or what stands for it in tables without families."""
-        return "member" if self._version >= 9 else "NULL"
-
-    def tasks_of(self, device: str, most: int) -> list[tuple[str, int, str, str | None]]:
-        return self._db.execute(
-            f"SELECT task, round, state, {self._member} FROM tasks WHERE device=? "
-            "ORDER BY round DESC, task LIMIT ?",
-            (device, most),
-        ).fetchall()
-
-    def tasks(self, round: int) -> list[tuple[str, str, str, str | None]]:
-        return self._db.execute(
-            f"SELECT task, device, state, {self._member} FROM tasks WHERE round=? ORDER BY task",
-            (round,),
-        ).fetchall()
 
 
 @contextmanager
-def read_ledger(folder: Path) -> Iterator[SqliteReader]:
+def read_ledger(folder: Path) -> Iterator[SqlReader]:
     """Open the database of a data directory. All reads show the same moment. Raises StoreError
     (there is none, or it is being made), StoreUnavailableError."""
     path = folder / DATABASE
@@ -161,10 +23,11 @@ def read_ledger(folder: Path) -> Iterator[SqliteReader]:
         text = f"{folder} is not a coordinator's data directory: it has no {DATABASE}"
         raise StoreError(Code.UNKNOWN_CONTENT, text)
     with closing(connect(path, timeout=10.0, read_only=True)) as db:
-        if not db.execute("PRAGMA user_version").fetchone()[0]:  # written together with the tables
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if not version:  # it is written together with the tables
             raise StoreError(
                 Code.UNKNOWN_CONTENT,
                 f"{folder} is still being made by a coordinator that starts; ask again",
             )
         db.execute("BEGIN")
-        yield SqliteReader(db, path)
+        yield SqlReader(db, path, version)

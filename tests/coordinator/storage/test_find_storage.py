@@ -8,7 +8,15 @@ import pytest
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.file_storage import FileStorage
-from fleetlearn_coordinator.storage.find_storage import STORES, find_storage
+from fleetlearn_coordinator.storage.find_storage import STORES, begin_elsewhere, find_storage
+from fleetlearn_coordinator.storage.ledger_place import (
+    FILE,
+    LedgerPlace,
+    read_ledger_place,
+    write_ledger_place,
+)
+from fleetlearn_coordinator.storage.postgres_storage import PostgresStorage
+from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from plans import SMALL
 
 
@@ -35,3 +43,54 @@ def test_a_url_names_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_storage(plan.data_dir) is made
     with pytest.raises(StoreError, match="can be in: made://"):
         find_storage("postgresql://host/runs")
+
+
+URL = "postgresql://fleet@127.0.0.1:1/fleet"
+"""Nobody listens there."""
+
+
+def test_a_folder_says_where_its_ledger_is(tmp_path: Path) -> None:
+    assert read_ledger_place(tmp_path) is None
+    place = LedgerPlace(URL, 'a "run"')
+    write_ledger_place(tmp_path / "run", place)
+    assert read_ledger_place(tmp_path / "run") == place
+    found = find_storage(tmp_path / "run")
+    assert isinstance(found, PostgresStorage)
+    assert (found.run.url, found.run.schema) == (URL, 'fleetlearn_a "run"')
+    write_ledger_place(tmp_path / "other", LedgerPlace("oracle://host", "r"))
+    with pytest.raises(StoreError, match="begins with oracle://; known are: postgresql://"):
+        find_storage(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ledger =", "stores.toml, which says where the run's ledger is, cannot be used"),
+        ('ledger = "postgresql://h/d"', "two strings, and no more; see run"),
+        ('ledger = "postgresql://h/d"\nrun = 3', "see run"),
+        ('ledger = "postgresql://h/d"\nrun = "r"\nblob = "x"', "see blob"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(StoreError, match=said):
+        find_storage(tmp_path)
+
+
+def test_a_run_stays_where_it_began(tmp_path: Path) -> None:
+    begin_elsewhere(tmp_path / "new", None, "r")
+    assert not (tmp_path / "new").exists(), "nothing is said, and nothing made"
+    (tmp_path / DATABASE).touch()
+    with pytest.raises(StoreError, match="the run's ledger is in this folder"):
+        begin_elsewhere(tmp_path, URL, "r")
+    write_ledger_place(tmp_path / "there", LedgerPlace(URL, "r"))
+    begin_elsewhere(tmp_path / "there", URL, "another name")
+    begin_elsewhere(tmp_path / "there", None, "r")
+    assert read_ledger_place(tmp_path / "there") == LedgerPlace(URL, "r")
+    with pytest.raises(StoreError, match=r"is in postgresql://fleet@127\.0\.0\.1:1/fleet .* moved"):
+        begin_elsewhere(tmp_path / "there", "postgresql://elsewhere/fleet", "r")
+    for place in (tmp_path / "new", tmp_path / "there"):
+        with pytest.raises(StoreError, match="this address has a password") as caught:
+            begin_elsewhere(place, "postgresql://fleet:secret@host/fleet", "r")
+        assert "secret" not in caught.value.text
+    assert not (tmp_path / "new").exists()

@@ -1,5 +1,5 @@
-"""The ledgers of all stores say the same after the same rows: SQLite's, and the one in memory,
-which is written in another way."""
+"""The ledgers of all stores say the same after the same rows: those of SQLite and PostgreSQL, and
+the one in memory, which is written in another way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fleetlearn_coordinator.storage import ledger as rows_of
-from fleetlearn_coordinator.storage import sqlite_exchanges, sqlite_ledger
+from fleetlearn_coordinator.storage import sql_exchanges, sql_ledger, sqlite_ledger
 from fleetlearn_coordinator.storage.errors import DuplicateRowError
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import (
@@ -232,11 +232,19 @@ def read_by(reader: LedgerReader, story: Story) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(params=["here", pytest.param("PostgreSQL too", marks=pytest.mark.slow)])
+def places(request: pytest.FixtureRequest, tmp_path: Path, memory: Path) -> tuple[Path, ...]:
+    if request.param == "here":
+        return tmp_path, memory
+    in_postgres: Path = request.getfixturevalue("in_postgres")
+    return tmp_path, memory, in_postgres
+
+
 @pytest.fixture
-def both(tmp_path: Path, memory: Path) -> Iterator[tuple[Ledger, ...]]:
+def all_ledgers(places: tuple[Path, ...]) -> Iterator[tuple[Ledger, ...]]:
     with ExitStack() as opened:
         ledgers = []
-        for place in (tmp_path, memory):
+        for place in places:
             storage = find_storage(place)
             opened.enter_context(storage.lock())
             ledger = storage.open_ledger(power=False, any_thread=False)
@@ -247,34 +255,33 @@ def both(tmp_path: Path, memory: Path) -> Iterator[tuple[Ledger, ...]]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_they_say_the_same(
-    both: tuple[Ledger, ...],
-    tmp_path: Path,
-    memory: Path,
+    all_ledgers: tuple[Ledger, ...],
+    places: tuple[Path, ...],
     seed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rows_of, "ROUNDS_KEPT", 3)
-    monkeypatch.setattr(sqlite_ledger, "ROUNDS_KEPT", 3)
+    monkeypatch.setattr(sql_ledger, "ROUNDS_KEPT", 3)
     monkeypatch.setattr(rows_of, "EXCHANGES_KEPT", 2)
-    monkeypatch.setattr(sqlite_exchanges, "EXCHANGES_KEPT", 2)
+    monkeypatch.setattr(sql_exchanges, "EXCHANGES_KEPT", 2)
     story = Story(seed)
     for step in range(140):
         rows = story.batch()
-        for ledger in both:
+        for ledger in all_ledgers:
             ledger.write(rows)
         if step % 10 == 9:
-            files, memory_ledger = (said_by(ledger, story) for ledger in both)
-            assert files == memory_ledger
-            with (
-                find_storage(tmp_path).read_ledger() as one,
-                find_storage(memory).read_ledger() as other,
-            ):
-                assert read_by(one, story) == read_by(other, story)
+            said = [said_by(ledger, story) for ledger in all_ledgers]
+            assert said[1:] == said[:-1]
+            read = []
+            for place in places:
+                with find_storage(place).read_ledger() as reader:
+                    read.append(read_by(reader, story))
+            assert read[1:] == read[:-1]
     assert story.round > 5
     assert max(story.exchanges.values()) > (2, 0)
     begun = ExchangeBegun(KINDS[0], 1, 1, 0, None, None, 0.0)
     for row in (RoundOpened(1, 0.0), TaskGiven("t1", 1, "d", 0), begun):
-        for ledger in both:
+        for ledger in all_ledgers:
             if isinstance(row, TaskGiven):  # the first one may be forgotten
                 ledger.write([row._replace(task="again")])
                 row = row._replace(task="again")
@@ -285,10 +292,10 @@ def test_they_say_the_same(
 
 @pytest.mark.parametrize(("kind", "kept"), [(PAIRWISE, [2]), ("evaluation", [1, 2])])
 def test_of_pairwise_masks_only_the_last_series_keeps_its_shares(
-    both: tuple[Ledger, ...], tmp_path: Path, kind: str, kept: list[int]
+    all_ledgers: tuple[Ledger, ...], tmp_path: Path, kind: str, kept: list[int]
 ) -> None:
     """No ledger tells of earlier answers, so the tables are looked at."""
-    files, memory_ledger = both
+    files, memory_ledger, *others = all_ledgers
     for number in (1, 2):
         task = f"{kind}-{number}"
         rows: list[Row] = [
@@ -297,10 +304,13 @@ def test_of_pairwise_masks_only_the_last_series_keeps_its_shares(
             AnswerAccepted(task, b'{"shares": "secret"}'),
             ExchangeEnded(kind, number, 1, "valid", {}, 1.0),
         ]
-        for ledger in both:
+        for ledger in all_ledgers:
             ledger.write(rows)
     with closing(sqlite3.connect(tmp_path / sqlite_ledger.DATABASE)) as db:
         assert [row for (row,) in db.execute("SELECT number FROM answers ORDER BY number")] == kept
     in_memory = memory_ledger._now().answers.values()
     assert [row.exchange[1] for row in in_memory] == kept
+    for postgres in others:
+        rows_there = postgres._db.execute("SELECT number FROM answers ORDER BY number")
+        assert [row for (row,) in rows_there] == kept
     assert files.last_series(kind) == memory_ledger.last_series(kind)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from earlier_tables import make_version_6
 from fleetlearn_coordinator.service.status import read_status, read_tasks
-from fleetlearn_coordinator.storage import sqlite_ledger
+from fleetlearn_coordinator.storage import sql_ledger, sqlite_ledger
 from fleetlearn_coordinator.storage.errors import (
     DuplicateRowError,
     StoreError,
@@ -46,7 +46,7 @@ def open_ledger(folder: Path) -> SqliteLedger:
 def test_the_tasks_of_old_rounds_go_and_their_summaries_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_ledger, "ROUNDS_KEPT", 2)
+    monkeypatch.setattr(sql_ledger, "ROUNDS_KEPT", 2)
     ledger = open_ledger(tmp_path)
     for number in range(1, 5):
         ledger.write([RoundOpened(number, 0.0)])
@@ -108,8 +108,8 @@ def test_devices_that_were_seen_long_ago_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else whoever may connect without an identity fills the disk with names."""
-    monkeypatch.setattr(sqlite_ledger, "ROUNDS_KEPT", 2)
-    monkeypatch.setattr(sqlite_ledger, "DEVICES_KEPT", 3)
+    monkeypatch.setattr(sql_ledger, "ROUNDS_KEPT", 2)
+    monkeypatch.setattr(sql_ledger, "DEVICES_KEPT", 3)
     ledger = open_ledger(tmp_path)
     ledger.write([DeviceActivity(f"d{number}", float(-number)) for number in range(9)])
     for number in range(1, 3):
@@ -122,8 +122,8 @@ def test_who_took_part_in_a_private_run_is_never_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a device could take part more often than its noise was computed for."""
-    monkeypatch.setattr(sqlite_ledger, "ROUNDS_KEPT", 2)
-    monkeypatch.setattr(sqlite_ledger, "DEVICES_KEPT", 3)
+    monkeypatch.setattr(sql_ledger, "ROUNDS_KEPT", 2)
+    monkeypatch.setattr(sql_ledger, "DEVICES_KEPT", 3)
     ledger = open_ledger(tmp_path)
     for number in range(1, 9):
         counted = [ParticipationCounted(f"d{number}", number, 1), DeviceActivity(f"d{number}", 1.0)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,8 @@ def test_an_open_round_is_found_again(place: Path, count: int, durable: str) -> 
     kept.write([TaskGiven("t1-y", 1, "y", 0)])
     kept.write([TaskEnded("t1-y", "lost")])
     kept.close()
-    opened, found = recover(open_store(place, BUNDLE))
+    with closing(open_store(place, BUNDLE)) as again:
+        opened, found = recover(again)
     assert opened.round == 1
     assert opened.leases == [SavedTask("t1-x", "x", 0)]
     assert opened.dropped == [("t1-y", "y", "lost")]
@@ -148,6 +149,7 @@ def test_models_are_kept_with_their_state_until_they_are_dropped(place: Path) ->
     assert [made.version for made in known] == [*range(9)]
     vector, state = kept.load_version(known[6])
     np.testing.assert_array_equal((vector, state["m"]), (vectors[6], vectors[6] * 2))
+    kept.close()
 
 
 def test_a_changed_model_is_not_used(tmp_path: Path) -> None:

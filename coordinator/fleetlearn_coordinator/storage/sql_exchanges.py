@@ -1,9 +1,8 @@
-"""The tables of exchanges in a run's database, and the functions that write and read them."""
+"""Writes and reads exchanges in the SQL tables of a run's ledger."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
@@ -23,50 +22,13 @@ from fleetlearn_coordinator.storage.ledger import (
     SavedPhase,
 )
 from fleetlearn_coordinator.storage.ledger_reader import EndedExchange
+from fleetlearn_coordinator.storage.sql_database import SqlDatabase
 from fleetlearn_coordinator.storage.stored_json import decode
 
-TABLES = (
-    """CREATE TABLE exchanges(
-    kind TEXT NOT NULL, number INTEGER NOT NULL, phase INTEGER NOT NULL, version INTEGER NOT NULL,
-    members TEXT,                           -- JSON; NULL: every device that can answer
-    request TEXT, opened REAL NOT NULL, closed REAL, outcome TEXT, summary TEXT,
-    PRIMARY KEY(kind, number, phase)
-) WITHOUT ROWID""",
-    """CREATE TABLE answers(
-    task TEXT PRIMARY KEY, kind TEXT NOT NULL, number INTEGER NOT NULL, phase INTEGER NOT NULL,
-    device TEXT NOT NULL, note TEXT NOT NULL,
-    state TEXT NOT NULL,                    -- assigned, accepted, or the cause of its end
-    content BLOB                            -- JSON
-) WITHOUT ROWID""",
-    "CREATE INDEX answers_of_exchange ON answers(kind, number, phase)",
-)
-EVALUATION_TABLES = (
-    """CREATE TABLE evaluations(
-    number INTEGER PRIMARY KEY, version INTEGER NOT NULL, request TEXT, opened REAL NOT NULL,
-    closed REAL, outcome TEXT, summary TEXT
-)""",
-    """CREATE TABLE measurements(
-    task TEXT PRIMARY KEY, evaluation INTEGER NOT NULL, device TEXT NOT NULL, tier TEXT NOT NULL,
-    state TEXT NOT NULL, result BLOB
-) WITHOUT ROWID""",
-    "CREATE INDEX measurements_of_evaluation ON measurements(evaluation)",
-)
-"""Tables of earlier versions, which knew no other kind of exchange."""
-FROM_EVALUATIONS = (
-    *TABLES,
-    "INSERT INTO exchanges(kind, number, phase, version, request, opened, closed, outcome, summary)"
-    " SELECT 'evaluation', number, 1, version, request, opened, closed, outcome, summary"
-    " FROM evaluations",
-    "INSERT INTO answers"
-    " SELECT task, 'evaluation', evaluation, 1, device, tier, state, result FROM measurements",
-    "DROP TABLE evaluations",
-    "DROP TABLE measurements",
-)
-"""Makes today's tables of those of earlier versions."""
 ExchangeRow = ExchangeBegun | DeviceAsked | AnswerDropped | AnswerAccepted | ExchangeEnded
 
 
-def write(db: sqlite3.Connection, row: ExchangeRow) -> None:
+def write(db: SqlDatabase, row: ExchangeRow) -> None:
     """Write a row, in the transaction that is open."""
     match row:
         case ExchangeBegun(members=members):
@@ -96,14 +58,14 @@ def write(db: sqlite3.Connection, row: ExchangeRow) -> None:
             )
 
 
-def last_series(db: sqlite3.Connection, where: object, kind: str) -> LastSeries | None:
+def last_series(db: SqlDatabase, where: object, kind: str) -> LastSeries | None:
     """Return the series of this kind that was opened last, or None. ``where``: the database, for
     messages. Raises StoreError (damaged)."""
     rows = db.execute(
         "SELECT number, version, request, phase, members, closed IS NULL, "
         "outcome='valid' FROM exchanges WHERE "
-        "kind=?1 AND number=(SELECT MAX(number) FROM exchanges WHERE kind=?1) ORDER BY phase",
-        (kind,),
+        "kind=? AND number=(SELECT MAX(number) FROM exchanges WHERE kind=?) ORDER BY phase",
+        (kind, kind),
     ).fetchall()
     if not rows:
         return None
@@ -127,7 +89,7 @@ def last_series(db: sqlite3.Connection, where: object, kind: str) -> LastSeries 
 
 
 def last_valid(
-    db: sqlite3.Connection, where: object, kind: str, since: int
+    db: SqlDatabase, where: object, kind: str, since: int
 ) -> tuple[int, dict[str, Any]] | None:
     """Return the version and the summary of the last valid exchange of this kind about version
     ``since`` or a newer one. Raises StoreError (damaged)."""
@@ -141,18 +103,17 @@ def last_valid(
     return row[0], decode(row[1], dict[str, Any], f"{where}: the summary of {kind} {row[2]}")
 
 
-def ended_exchanges(db: sqlite3.Connection, where: object, kind: str) -> list[EndedExchange]:
-    """Return the exchanges of this kind that are over, in order. The tables may be of an earlier
-    version. Raises StoreError (damaged)."""
-    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+def ended_exchanges(db: SqlDatabase, where: object, kind: str, tables: int) -> list[EndedExchange]:
+    """Return the exchanges of this kind that are over, in order. ``tables``: their version, which
+    may be an earlier one. Raises StoreError (damaged)."""
     rows: Iterable[Any] = ()
-    if "exchanges" in tables:
+    if tables >= 7:
         rows = db.execute(
             "SELECT number, phase, version, outcome, closed, summary FROM exchanges "
             "WHERE kind=? AND closed IS NOT NULL ORDER BY number, phase",
             (kind,),
         )
-    elif "evaluations" in tables and kind == "evaluation":
+    elif tables >= 3 and kind == "evaluation":
         rows = db.execute(
             "SELECT number, 1, version, outcome, closed, summary FROM evaluations "
             "WHERE closed IS NOT NULL ORDER BY number"

@@ -1,0 +1,123 @@
+"""A run whose rows are in PostgreSQL, and whose bytes are in files of a folder that every
+coordinator of the run can reach."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fleetlearn_protocol.errors import Code
+
+from fleetlearn_coordinator.storage.blobs import StoredModels
+from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.held_out import HeldOutResults
+from fleetlearn_coordinator.storage.lock import LOCK
+from fleetlearn_coordinator.storage.lock import is_locked as is_file_locked
+from fleetlearn_coordinator.storage.lock import lock as lock_file
+from fleetlearn_coordinator.storage.postgres_database import PostgresDatabase, find_run
+from fleetlearn_coordinator.storage.postgres_ledger import PostgresLedger
+from fleetlearn_coordinator.storage.postgres_lock import LEASE, PostgresLock, has_schema, is_locked
+from fleetlearn_coordinator.storage.postgres_requests import (
+    PostgresHeldOutResults,
+    PostgresRequests,
+)
+from fleetlearn_coordinator.storage.requests import Requests
+from fleetlearn_coordinator.storage.run_storage import CopiedRun
+from fleetlearn_coordinator.storage.sql_reader import SqlReader
+
+if TYPE_CHECKING:
+    from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+
+
+class PostgresStorage:
+    """``RunStorage`` in a database and a folder."""
+
+    def __init__(self, folder: Path, url: str, name: str) -> None:
+        """``name``: of the run in the database of this URL. Raises StoreError where the URL has a
+        password, or is none."""
+        self.folder, self.run = folder, find_run(url, name)
+        self.where = f"{folder} with its ledger in {self.run.where}"
+        self.requests: Requests = PostgresRequests(self.run, lambda: self._lock)
+        self.held_out: HeldOutResults = PostgresHeldOutResults(self.run)
+        self._lock: PostgresLock | None = None
+
+    # What has tensors is imported late: who reads a ledger alone need not wait for numpy.
+
+    @property
+    def models(self) -> StoredModels:
+        from fleetlearn_coordinator.storage.file_blobs import FileModels
+
+        return FileModels(self.folder)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        held = PostgresLock(self.run)
+        try:
+            with self._files_of(held):
+                self._lock = held
+                yield
+        finally:
+            self._lock = None
+            held.release()
+
+    @contextmanager
+    def _files_of(self, held: PostgresLock) -> Iterator[None]:
+        """Hold the bytes, until the block is left, for the process that has the run.
+
+        A process whose connection broke finds that out within a moment, and changes bytes until
+        then. So each one locks a file of its epoch, as far as the folder's file system can: where
+        the one before is still there, this waits until its lease is over.
+        """
+        before = self.folder / f"{LOCK}-{held.epoch - 1}"
+        with suppress(FileNotFoundError):
+            if is_file_locked(before):
+                time.sleep(LEASE)
+                held.check()
+            before.unlink()
+        descriptor = lock_file(self.folder / f"{LOCK}-{held.epoch}")
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def is_locked(self) -> bool:
+        return is_locked(self.run)
+
+    def open_ledger(self, *, power: bool, any_thread: bool) -> PostgresLedger:
+        return PostgresLedger(self._held())
+
+    def open_blobs(self, *, power: bool, spool_files: int) -> FileBlobs:
+        from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+
+        return FileBlobs(
+            self.folder, power=power, spool_files=spool_files, check=self._held().check
+        )
+
+    def _held(self) -> PostgresLock:
+        assert self._lock is not None, "a run is opened under its lock"
+        return self._lock
+
+    @contextmanager
+    def read_ledger(self) -> Iterator[SqlReader]:
+        with closing(PostgresDatabase(self.run, application="fleetlearn reader")) as db:
+            db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            version = 0
+            if has_schema(db):
+                version = db.execute("SELECT tables FROM owner").fetchone()[0]
+            if not version:
+                text = f"{self.run.where} has no run yet: serve the plan first"
+                raise StoreError(Code.UNKNOWN_CONTENT, text)
+            yield SqlReader(db, self.run.where, version)
+
+    def copy_to(self, folder: Path) -> CopiedRun:
+        raise StoreError(
+            Code.BAD_MESSAGE,
+            f"{self.where}: the copy of a run in PostgreSQL is made by the database's own tools. "
+            f"Stop the coordinator, then `pg_dump --schema={self.run.schema} ...` and copy the "
+            "folder",
+        )
