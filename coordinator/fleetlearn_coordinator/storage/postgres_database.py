@@ -186,7 +186,8 @@ class PostgresRows:
 
     def fetchall(self) -> list[Any]:
         with _named(self._run):
-            return self._cursor.fetchall()
+            rows: list[Any] = self._cursor.fetchall()
+        return rows
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.fetchall())
@@ -225,7 +226,7 @@ def _connection_class(answer: float) -> type[psycopg.Connection[Any]]:
         text = f"{SCHEME}:// needs: pip install 'fleetlearn[postgres]' ({error})"
         raise StoreError(Code.BAD_MESSAGE, text) from None
 
-    class LimitedConnection(psycopg.Connection[Any]):
+    class LimitedConnection(psycopg.Connection[Any]):  # type: ignore[misc]  # it may be missing
         """The server's own time-outs end nothing where the server's machine is paused or cut
         off."""
 
