@@ -179,9 +179,12 @@ no encoding of floats, so it is not in ENCODINGS: no model travels so, and a dev
 knows it only where it can mask."""
 MASKED24 = Encoding("masked24", 1, masked.MASKED24, beside=1)
 """The same where elements are short enough to be added modulo 2^24."""
+MASKED64 = Encoding("masked64", 1, masked.MASKED64)
+"""Of a computation's sums, which are masked too: three words for each."""
 MASKED_ENCODINGS = {24: MASKED24, 32: MASKED}
-"""m -> how words travel that are added modulo 2^m."""
-MASKED_NAMES = tuple(encoding.name for encoding in (MASKED, MASKED24))
+"""m -> how words of updates travel that are added modulo 2^m."""
+_MASKED = {encoding.name: encoding for encoding in (MASKED, MASKED24, MASKED64)}
+MASKED_NAMES = tuple(_MASKED)
 """What a device that can mask says that it knows, beside FAMILIES."""
 INT64 = Encoding("int64", 1, whole.INT64, cuts_zeros=True)
 """Of a computation's sums (section "Computations" of PROTOCOL.md). It is no encoding of floats
@@ -211,6 +214,11 @@ def masked_encoding(bits: int) -> Encoding:
     return MASKED_ENCODINGS[modulus_bits(bits)]
 
 
+def word_bytes(encoding: Encoding) -> int:
+    """Return the bytes that each word of masked ones takes in this encoding."""
+    return MASKED.block_bytes if encoding is MASKED64 else encoding.block_bytes
+
+
 def leaves_residual(name: str) -> bool:
     """Return whether a device adds to its next update what this encoding left out of the last
     one."""
@@ -233,8 +241,8 @@ def find_encoding(name: str) -> Encoding:
         return ENCODINGS[name]
     if name == INT64.name:
         return INT64
-    if name in MASKED_NAMES:
-        return next(each for each in MASKED_ENCODINGS.values() if each.name == name)
+    if name in _MASKED:
+        return _MASKED[name]
     found = _TOP_K_NAME.fullmatch(name)
     if found is None:
         raise ProtocolError(

@@ -212,6 +212,9 @@ class SecureTask(msgspec.Struct, frozen=True):
     shares: Annotated[dict[Identifier, Bytes82], Meta(max_length=MOST_NEIGHBOURS)] = {}
     """The neighbours that the device masks with in this session -> the shares that each sealed for
     it."""
+    reports: Annotated[int, Meta(ge=2, le=MOST_REPORTS)] | None = None
+    """Of a computation: the most reports that a round has. No sum of the device may be further from
+    0 than 2^62 divided by this. null: the task trains."""
 
 
 class Part(msgspec.Struct, frozen=True):

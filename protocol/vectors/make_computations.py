@@ -124,6 +124,20 @@ def sums(state: dict[str, Any]) -> list[int]:
     return found
 
 
+def masked() -> dict[str, Any]:
+    """Return sums as words without a mask, and the words of three such devices added up."""
+    parts = [0, 1, -1, 2**62 // 3, -(2**62 // 3), 123_456_789_012]
+    words = [[part & 2**16 - 1, part >> 16 & 2**16 - 1, part >> 32 & 2**32 - 1] for part in parts]
+    added = [3 * word % 2**32 for triple in words for word in triple]
+    return {
+        "reports": 3,
+        "sums": parts,
+        "words": struct.pack(f"<{3 * len(parts)}I", *(w for each in words for w in each)).hex(),
+        "added": struct.pack(f"<{len(added)}I", *added).hex(),
+        "total": [3 * part for part in parts],
+    }
+
+
 def computations() -> dict[str, Any]:
     layout, first = state_layout(ASKED), first_state(ASKED)
     known = layout.unpack(first)
@@ -146,6 +160,7 @@ def computations() -> dict[str, Any]:
             {"bits": f"{bits:016x}", "elements": limbs(bits)}
             for bits in (0, 1, 2**22, 2**43, 2**64 - 1, 0x3FF0000000000000, 0x7FF0000000000000)
         ],
+        "masked64": masked(),
         "int64": {"sums": whole, "hex": struct.pack(f"<{len(whole)}q", *whole).hex()},
         "statistics": {
             "settings": msgspec.to_builtins(ASKED),

@@ -107,6 +107,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
             least_factor=0.25,
             helper=KEY,
             noise=1.5,
+            reports=30,
         ),
     ),
     "question": m.Question(

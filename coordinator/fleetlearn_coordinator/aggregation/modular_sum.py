@@ -1,9 +1,10 @@
 """The aggregator "modular sum": masked updates, of which the coordinator learns the sum alone.
 
 An update is P + 1 words, the last one its weight (``secure/fixed_point.py`` of the protocol), with
-a mask on each. They are added modulo 2^32, which is the same in every order; where elements are so
-short that sums are modulo 2^24, the lower 24 bits of that are their sum. When the round is
-closed, ``unmask`` takes the sum of their masks off, and only then there are numbers. [secure] of a
+a mask on each; a computation's sums are three words each (``secure/whole_words.py``). They are
+added modulo 2^32, which is the same in every order; where elements are so short that sums are
+modulo 2^24, the lower 24 bits of that are their sum. When the round is closed, ``unmask`` or
+``unmask_sums`` takes the sum of their masks off, and only then there are numbers. [secure] of a
 plan asks for this aggregator; no plan names it by itself. Where devices add noise before they mask,
 the words are others (``secure/distributed_noise.py``), and are added in the same way.
 """
@@ -13,17 +14,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.secure.distributed_noise import has_room, noisy_sum
 from fleetlearn_protocol.secure.fixed_point import (
+    PART_BITS,
     WeightedSum,
     Words,
     modulus_bits,
     most_updates,
     weighted_sum,
 )
+from fleetlearn_protocol.secure.whole_words import WORDS, words_to_sums
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -60,13 +64,49 @@ class FixedPoint(NamedTuple):
                 most = middle - 1
         return few
 
+    def words(self, size: int) -> int:
+        """Return how many words an update of a model of ``size`` elements has."""
+        return size + 1  # the weight is the last one
+
+
+class WholeNumbers(NamedTuple):
+    """How all sums of a run that computes are written."""
+
+    size: int
+    """S: sums of a device."""
+    reports: int
+    """The most that a round has: each sum is at most 2^62 divided by this."""
+
+    @property
+    def bits(self) -> int:
+        """Of the lower words."""
+        return PART_BITS
+
+    @property
+    def noise(self) -> float:
+        """Devices add none."""
+        return 0.0
+
+    @property
+    def most_updates(self) -> int:
+        """How many devices' sums can be added."""
+        return most_updates(PART_BITS)
+
+    def words(self, size: int) -> int:
+        """Return how many words a device's sums have. ``size``: elements of the state."""
+        return WORDS * self.size
+
+
+MaskedNumbers: TypeAlias = FixedPoint | WholeNumbers
+"""How what a run masks is written."""
+
 
 @dataclass(slots=True, eq=False)
 class MaskedSum:
     """The aggregator's state: the sum of updates with their masks."""
 
     words: Words
-    """Modulo 2^32, shape (P + 1,)."""
+    """Modulo 2^32, shape (P + 1,), or (3 S,) of sums."""
     updates: int = 0
     """How many are in it."""
 
@@ -82,18 +122,37 @@ def unmask(state: MaskedSum, masks: Words, numbers: FixedPoint) -> WeightedSum:
     UnmaskError where the result can be no sum of this many updates: the masks are of others, or a
     device did not clip its update.
     """
-    if masks.shape != state.words.shape or masks.dtype != np.uint32:
-        raise UnmaskError(
-            f"masks of shape {masks.shape} and type {masks.dtype} were given; the sum is of shape "
-            f"{state.words.shape} and type uint32"
-        )
-    words = state.words - masks  # modulo 2^32
+    words = _without(state, masks)
     try:
         if numbers.noise:
             return noisy_sum(words, state.updates, numbers.bound, numbers.bits, numbers.noise)
         return weighted_sum(words, state.updates, numbers.bound, numbers.bits, equal=numbers.equal)
     except ValueError as error:
         raise UnmaskError(str(error)) from None
+
+
+def unmask_sums(state: MaskedSum, masks: Words, numbers: WholeNumbers) -> Sums:
+    """Return the total of a round's sums: int64, shape (S,), exactly what it is without masks. The
+    state stays as it is.
+
+    masks: the sum of exactly these devices' masks modulo 2^32, shape (3 S,). Raises UnmaskError
+    where the result can be no total of this many devices.
+    """
+    try:
+        return words_to_sums(_without(state, masks), state.updates, numbers.reports)
+    except ValueError as error:
+        raise UnmaskError(str(error)) from None
+
+
+def _without(state: MaskedSum, masks: Words) -> Words:
+    """Return the sum without its masks. Raises UnmaskError where they are of another size."""
+    if masks.shape != state.words.shape or masks.dtype != np.uint32:
+        raise UnmaskError(
+            f"masks of shape {masks.shape} and type {masks.dtype} were given; the sum is of shape "
+            f"{state.words.shape} and type uint32"
+        )
+    words: Words = state.words - masks  # modulo 2^32
+    return words
 
 
 def subtract(state: MaskedSum, update: Update) -> None:
@@ -105,12 +164,12 @@ def subtract(state: MaskedSum, update: Update) -> None:
     state.updates -= 1
 
 
-def modular_sum(numbers: FixedPoint) -> Aggregator[Any]:
+def modular_sum(numbers: MaskedNumbers) -> Aggregator[Any]:
     """Return the aggregator. Its ``result`` takes what ``unmask`` returns, as masked words have no
     mean."""
     return Aggregator(
         name=NAME,
-        init=lambda size: MaskedSum(np.zeros(size + 1, np.uint32)),
+        init=lambda size: MaskedSum(np.zeros(numbers.words(size), np.uint32)),
         # Nobody knows how large an update is, or what it weighs: any words are accepted.
         check=lambda largest, weight: None,
         passes_check=lambda largest, weights: np.ones(len(weights), np.bool_),
@@ -125,7 +184,7 @@ def modular_sum(numbers: FixedPoint) -> Aggregator[Any]:
 
 
 def _add(
-    numbers: FixedPoint,
+    numbers: MaskedNumbers,
     state: MaskedSum,
     update: Update,
     weight: int,
@@ -157,7 +216,7 @@ def _words_of(update: Update, wanted: int) -> Words:
 
 
 def _add_many(
-    numbers: FixedPoint,
+    numbers: MaskedNumbers,
     state: MaskedSum,
     parts: Sequence[NDArray[Any]],
     weights: NDArray[np.int64],
@@ -182,7 +241,7 @@ def _add_many(
         state.updates += len(rows)
 
 
-def _merge(numbers: FixedPoint, state: MaskedSum, other: MaskedSum) -> None:
+def _merge(numbers: MaskedNumbers, state: MaskedSum, other: MaskedSum) -> None:
     if other.words.shape != state.words.shape:
         raise ValueError(
             f"sums of {state.words.size} and of {other.words.size} words cannot be merged"
@@ -192,7 +251,7 @@ def _merge(numbers: FixedPoint, state: MaskedSum, other: MaskedSum) -> None:
     state.updates += other.updates
 
 
-def _check_room(numbers: FixedPoint, state: MaskedSum, more: int) -> None:
+def _check_room(numbers: MaskedNumbers, state: MaskedSum, more: int) -> None:
     if state.updates + more > numbers.most_updates:
         noisy = f" with noise of {numbers.noise:g} words" if numbers.noise else ""
         raise ValueError(
@@ -207,7 +266,14 @@ def _result(total: WeightedSum | MaskedSum, present: Vector = NO_VALUES.present)
     return Result(total.total / total.weight, np.zeros(0))
 
 
-def _to_tensors(numbers: FixedPoint, state: MaskedSum) -> dict[str, NDArray[np.generic]]:
+_NAMES = {
+    FixedPoint: "bound, the bits, the equal weights and the noise",
+    WholeNumbers: "number of sums, and the most reports of a round",
+}
+"""What is saved with a sum, so that no other numbers are added to it."""
+
+
+def _to_tensors(numbers: MaskedNumbers, state: MaskedSum) -> dict[str, NDArray[np.generic]]:
     return {
         "words": state.words,
         "updates": np.array([state.updates], np.int64),
@@ -215,15 +281,15 @@ def _to_tensors(numbers: FixedPoint, state: MaskedSum) -> dict[str, NDArray[np.g
     }
 
 
-def _from_tensors(numbers: FixedPoint, tensors: Tensors) -> MaskedSum:
+def _from_tensors(numbers: MaskedNumbers, tensors: Tensors) -> MaskedSum:
     if tensors.keys() != {"words", "updates", "numbers"}:
         found = ", ".join(tensors) or "nothing"
         raise ValueError(f"the saved sum has {found}: it is no masked sum")
     written = tensors["numbers"].tolist()
     if written != [*map(float, numbers)]:
         raise ValueError(
-            "the saved masked sum is of updates with the bound, the bits, the equal weights and "
-            f"the noise {written}; the plan says {[*map(float, numbers)]} now"
+            f"the saved masked sum is of updates with the {_NAMES[type(numbers)]} {written}; the "
+            f"plan says {[*map(float, numbers)]} now"
         )
     words, count = tensors["words"], tensors["updates"]
     if words.dtype != np.uint32 or words.ndim != 1 or words.size < 2:

@@ -14,6 +14,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
+from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.messages import BUFFERS, CONTROL, SUMS, UPDATE
 from fleetlearn_protocol.secure.fixed_point import WeightedSum, Words
@@ -34,7 +35,14 @@ from fleetlearn_coordinator.aggregation.computations.registry import RunComputat
 from fleetlearn_coordinator.aggregation.exact_mean import add_up
 from fleetlearn_coordinator.aggregation.exact_sums import ExactSums
 from fleetlearn_coordinator.aggregation.model_state import ModelState
-from fleetlearn_coordinator.aggregation.modular_sum import subtract, unmask
+from fleetlearn_coordinator.aggregation.modular_sum import (
+    FixedPoint,
+    MaskedSum,
+    WholeNumbers,
+    subtract,
+    unmask,
+    unmask_sums,
+)
 from fleetlearn_coordinator.aggregation.optimizers import change_norm
 from fleetlearn_coordinator.aggregation.privacy.round_release import RoundRelease, release_round
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
@@ -195,8 +203,9 @@ class OpenRound:
     def subtract(self, reports: ReportColumns) -> None:
         """Take masked updates off the sum that ``add`` added. In any thread, one call at a time."""
         self.sums.add_waiting()
+        ((part, state),) = self.sums.states.items()
         for row in range(len(reports)):
-            subtract(self.sums.states[UPDATE], reports.update(UPDATE, row))
+            subtract(state, reports.update(part, row))
 
     # The round's end
 
@@ -233,14 +242,15 @@ class OpenRound:
 
         ``number``: the round's. ``summary``: as ``summary`` returned it. ``base``: where the server
         mixes models, the one that the task of the only update began from. ``masks``: in a round of
-        masked updates, the sum of exactly their masks, uint32, (P + 1,). Raises ValueError if there
-        are no reports, UnmaskError if the masks are not theirs, BadTotalError if a computation
-        cannot go on from their sums, FleetError (not-finite: training has diverged).
+        masked updates, the sum of exactly their masks, uint32, (P + 1,), or (3 S,) of sums. Raises
+        ValueError if there are no reports, UnmaskError if the masks are not theirs, BadTotalError
+        if a computation cannot go on from their sums, FleetError (not-finite: training has
+        diverged).
         """
         rules, state = self.rules, self.state
         self.sums.add_waiting()
         if rules.computation is not None:
-            return self._advanced(rules.computation, summary)
+            return self._advanced(rules.computation, summary, masks)
         unmasked = self._unmasked(masks)
         released = self._release(unmasked)
         if released is not None:
@@ -274,16 +284,27 @@ class OpenRound:
         )
         return CommittedRound(after, summary)
 
-    def _advanced(self, computation: RunComputation, summary: Mapping[str, Any]) -> CommittedRound:
+    def _advanced(
+        self, computation: RunComputation, summary: Mapping[str, Any], masks: Words | None
+    ) -> CommittedRound:
         """Return the computation's next state, made of the total of all sums."""
-        added: ExactSums = self.sums.states[SUMS]
-        if added.devices != len(self):
-            raise ValueError(f"{len(self)} reports count; the sums of {added.devices} are added")
         before = self.state.model
-        model = computation.advance(before, added.total, added.devices)
+        model = computation.advance(before, self._total(masks), len(self))
         after = replace(self.state, version=self.state.version + 1, model=model)
         own = {"change": change_norm(before, model), "computation": computation.progress(model)}
         return CommittedRound(after, {**summary, **own})
+
+    def _total(self, masks: Words | None) -> Sums:
+        """Return the total of all devices' sums, int64, (S,)."""
+        numbers = self.rules.secure
+        if numbers is not None:
+            assert isinstance(numbers, WholeNumbers), "the plan's rules see to that"
+            return unmask_sums(*self._masked(SUMS, masks), numbers)
+        assert masks is None, "masks were given for sums that have none"
+        added: ExactSums = self.sums.states[SUMS]
+        if added.devices != len(self):
+            raise ValueError(f"{len(self)} reports count; the sums of {added.devices} are added")
+        return added.total
 
     def _unmasked(self, masks: Words | None) -> WeightedSum | None:
         """Return the sum of a round's masked updates. None: they are not masked."""
@@ -291,12 +312,17 @@ class OpenRound:
         if numbers is None:
             assert masks is None, "masks were given for updates that have none"
             return None
+        assert isinstance(numbers, FixedPoint), "the plan's rules see to that"
+        return unmask(*self._masked(UPDATE, masks), numbers)
+
+    def _masked(self, part: str, masks: Words | None) -> tuple[MaskedSum, Words]:
+        """Return the masked sum of a part of all reports, and its masks."""
         if masks is None:
             raise ValueError("a round of masked updates needs the sum of their masks")
-        state = self.sums.states[UPDATE]
+        state: MaskedSum = self.sums.states[part]
         if state.updates != len(self):
             raise ValueError(f"{len(self)} reports count; {state.updates} masked updates are added")
-        return unmask(state, masks, numbers)
+        return state, masks
 
     def _release(self, unmasked: WeightedSum | None) -> RoundRelease | None:
         """Return what a private round releases. None: the plan has no [privacy]."""

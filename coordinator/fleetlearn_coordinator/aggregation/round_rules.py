@@ -6,10 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fleetlearn_protocol.messages import UPDATE
+from fleetlearn_protocol.messages import SUMS, UPDATE
 
 from fleetlearn_coordinator.aggregation.computations.registry import RunComputation
-from fleetlearn_coordinator.aggregation.modular_sum import NAME, FixedPoint
+from fleetlearn_coordinator.aggregation.modular_sum import (
+    NAME,
+    FixedPoint,
+    MaskedNumbers,
+    WholeNumbers,
+)
 from fleetlearn_coordinator.aggregation.optimizers import Optimizer
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.aggregation.round_summary import Bounds
@@ -49,7 +54,7 @@ class RoundRules:
     """What the released models may tell about one device. None: no differential privacy."""
     computation: RunComputation | None = None
     """What devices compute in place of training. None: they train."""
-    secure: FixedPoint | None = None
+    secure: MaskedNumbers | None = None
     """How updates are written that the coordinator knows the sum of alone. None: it sees each."""
 
     def __post_init__(self) -> None:
@@ -97,7 +102,9 @@ def _ways_around(rules: RoundRules, privacy: PrivacyRules) -> Iterator[str]:
             f"{'without' if on_devices else 'with'} the devices' own noise"
         )
     if rules.secure is not None:
-        if rules.secure.bound != privacy.clip:
+        if not isinstance(rules.secure, FixedPoint):
+            yield "masked sums, which nobody clips"
+        elif rules.secure.bound != privacy.clip:
             yield (
                 f"updates that devices clip to {rules.secure.bound:g}, where its noise is for "
                 f"{privacy.clip:g}"
@@ -119,10 +126,14 @@ def _needs_of_single_updates(rules: RoundRules) -> Iterator[str]:
     the coordinator knows their sum alone."""
     if rules.secure is None:
         return
-    if rules.aggregators.keys() != {UPDATE}:
-        yield f"the parts {', '.join(rules.aggregators)}: only the update is masked"
-    elif rules.aggregators[UPDATE].name != NAME:
-        yield f"the aggregator {rules.aggregators[UPDATE].name}: it takes the {NAME}"
+    computes = rules.computation is not None
+    masked = SUMS if computes else UPDATE
+    if rules.aggregators.keys() != {masked}:
+        yield f"the parts {', '.join(rules.aggregators)}: only the {masked} part is masked"
+    elif rules.aggregators[masked].name != NAME:
+        yield f"the aggregator {rules.aggregators[masked].name}: it takes the {NAME}"
+    if computes != isinstance(rules.secure, WholeNumbers):
+        yield f"{'updates' if computes else 'sums'} of another kind than what devices send"
     if rules.buffers:
         yield "buffers that devices report: they are not masked"
     if rules.weighing.rule is not None:

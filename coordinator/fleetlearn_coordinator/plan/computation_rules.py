@@ -13,6 +13,7 @@ import msgspec
 from fleetlearn_protocol.computations.settings import kind_of
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.manifest import Manifest
+from fleetlearn_protocol.secure.fixed_point import PART_BITS
 
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.plan_rule import PlanRule, leaves_updates_out
@@ -130,10 +131,13 @@ COMPUTATION_RULES = (
         ),
     ),
     _rule(
-        lambda plan: plan.secure is not None,
         lambda plan: (
-            "[secure] masks words of 12 to 20 bits with a weight beside them, and sums have 64 "
-            "bits and no weight. Leave [secure] out"
+            plan.secure is not None
+            and (plan.secure.clip is not None or plan.secure.bits != PART_BITS)
+        ),
+        lambda plan: (
+            "sums are masked whole: nothing is clipped or rounded. Leave secure.clip and "
+            "secure.bits out"
         ),
     ),
     _rule(

@@ -85,9 +85,13 @@ def fill_defaults(raw: dict[str, Any]) -> None:
     if isinstance(privacy, dict):
         fill_privacy(privacy, recipe.mechanism or "gaussian", round_, stop)
     if isinstance(secure, dict):
-        fill_secure(secure, round_, privacy)
+        fill_secure(secure, round_, privacy, computes=_computes(raw["local"]))
     if isinstance(quality := raw.get("quality"), dict):
         fill_quality(quality, round_, DEADLINE)
+
+
+def _computes(local: object) -> bool:
+    return isinstance(local, dict) and ALGORITHMS[local["algorithm"]].computes
 
 
 def _refuse_unknown(key: str, name: object, table: Collection[str], what: str) -> None:

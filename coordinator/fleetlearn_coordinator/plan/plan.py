@@ -11,10 +11,17 @@ from typing import Any
 
 from fleetlearn_protocol.algorithms import EXCHANGES
 from fleetlearn_protocol.computations.settings import kind_of
-from fleetlearn_protocol.encodings import FLOAT32, INT64, RESIDUAL, leaves_residual, masked_encoding
+from fleetlearn_protocol.encodings import (
+    FLOAT32,
+    INT64,
+    MASKED64,
+    RESIDUAL,
+    leaves_residual,
+    masked_encoding,
+)
 from fleetlearn_protocol.errors import Code, in_words
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.messages import BUFFERS, MODEL, SUMS, UPDATE
+from fleetlearn_protocol.messages import BUFFERS, MODEL, MOST_REPORTS, SUMS, UPDATE
 from fleetlearn_protocol.paths import in_home
 from msgspec import UNSET
 
@@ -23,7 +30,11 @@ from fleetlearn_coordinator.aggregation import staleness as staleness_functions
 from fleetlearn_coordinator.aggregation.computations.registry import RunComputation
 from fleetlearn_coordinator.aggregation.exact_sums import exact_sums
 from fleetlearn_coordinator.aggregation.family_round import FamilyRules, MemberRules
-from fleetlearn_coordinator.aggregation.modular_sum import modular_sum
+from fleetlearn_coordinator.aggregation.modular_sum import (
+    MaskedNumbers,
+    WholeNumbers,
+    modular_sum,
+)
 from fleetlearn_coordinator.aggregation.participation_rates import ParticipationRates, UpdateWeights
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.aggregation.round_sums import Aggregators
@@ -207,21 +218,26 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
     def parts(self, manifest: Manifest) -> dict[str, str]:
         """Return what a task asks its device to report: name of the part -> its encoding."""
         if self.algorithm.computes:
-            return {SUMS: INT64.name}
+            return {SUMS: self._sums_encoding}
         up = self.encoding.up if self.secure is None else masked_encoding(self.secure.bits).name
         return {**self.exact_parts(manifest), UPDATE: up}
 
     def exact_parts(self, manifest: Manifest) -> dict[str, str]:
         """Return the same for a device that does not know the update's encoding. With [secure] it
         is asked for a masked update as all are, and gives its task back: the coordinator must not
-        see one that is not masked. Sums have one encoding, which all know that compute them."""
+        see one that is not masked. Sums have one encoding, which all know that compute them, or
+        that mask them."""
         if self.algorithm.computes:
-            return {SUMS: INT64.name}
+            return {SUMS: self._sums_encoding}
         buffers = (BUFFERS,) if manifest.buffers else ()
         exact = dict.fromkeys((*EXCHANGES[self.local.algorithm].parts, *buffers), FLOAT32.name)
         if self.secure is None:
             return exact
         return {**exact, UPDATE: masked_encoding(self.secure.bits).name}
+
+    @property
+    def _sums_encoding(self) -> str:
+        return INT64.name if self.secure is None else MASKED64.name
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -260,12 +276,28 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
             most_mu=adaptive_mu.largest(hyper),
             computation=self.computation(manifest) if self.algorithm.computes else None,
             privacy=privacy_rules(self, self.largest_weight),
-            secure=fixed_point(self),
+            secure=self.masked_numbers(manifest),
         )
+
+    def masked_numbers(self, manifest: Manifest) -> MaskedNumbers | None:
+        """Return how what devices send is written before it is masked; None without [secure].
+        Raises PrivacyError where devices are to add noise that cannot be."""
+        if self.secure is None or not self.algorithm.computes:
+            return fixed_point(self)
+        return WholeNumbers(manifest.elements_of(SUMS), min(self.round.cohort, MOST_REPORTS))
+
+    def masked_words(self, manifest: Manifest) -> int:
+        """Return how many words a device of a plan with [secure] masks. ``manifest``: of its
+        bundle."""
+        numbers = self.masked_numbers(manifest)
+        assert numbers is not None, "the plan has no [secure]"
+        return numbers.words(manifest.size)
 
     def _aggregators_of(self, manifest: Manifest) -> Aggregators:
         if self.algorithm.computes:
-            return {SUMS: exact_sums(manifest.elements_of(SUMS), self.round.cohort)}
+            masked = self.masked_numbers(manifest)
+            size, cohort = manifest.elements_of(SUMS), self.round.cohort
+            return {SUMS: exact_sums(size, cohort) if masked is None else modular_sum(masked)}
         return self.aggregators(manifest.buffers)
 
     def computation(self, manifest: Manifest) -> RunComputation:

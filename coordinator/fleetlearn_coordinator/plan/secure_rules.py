@@ -41,6 +41,13 @@ def _secure_rule(
 
 SECURE_RULES = (
     _secure_rule(
+        lambda plan, secure: secure.clip is None and not plan.algorithm.computes,
+        lambda plan, secure: (
+            "secure.clip is missing: an update is written in whole numbers, which need a largest "
+            "one. Devices shorten longer updates to this L2 norm"
+        ),
+    ),
+    _secure_rule(
         lambda plan, secure: leaves_updates_out(plan),
         lambda plan, secure: (
             f'aggregation.aggregator = "{plan.aggregation.aggregator}" with [secure]: it compares '
@@ -69,7 +76,7 @@ SECURE_RULES = (
         lambda plan, secure: (
             f"aggregation.max_norm = {plan.aggregation.max_norm:g} with [secure]: the coordinator "
             f"cannot measure a masked update. Leave it out: devices shorten their updates to "
-            f"secure.clip = {secure.clip:g}"
+            f"secure.clip = {_clip(secure):g}"
         ),
     ),
     _secure_rule(
@@ -203,12 +210,16 @@ SECURE_RULES = (
     _secure_rule(
         lambda plan, secure: plan.privacy is not None and plan.privacy.clip != secure.clip,
         lambda plan, secure: (
-            f"secure.clip = {secure.clip:g} is not privacy.clip = "
+            f"secure.clip = {_clip(secure):g} is not privacy.clip = "
             f"{0 if plan.privacy is None else plan.privacy.clip:g}, which the noise is for. Leave "
             "secure.clip out"
         ),
     ),
 )
+
+
+def _clip(secure: SecureSection) -> float:
+    return 0.0 if secure.clip is None else secure.clip
 
 
 def _of_round(key: str, metric: str | None) -> str:
@@ -248,11 +259,13 @@ def secure_misfit(plan: PlanKeys, manifest: Manifest) -> str | None:
 
 
 def fixed_point(plan: PlanKeys) -> FixedPoint | None:
-    """Return how the plan's updates are written before they are masked; None without [secure].
-    Raises PrivacyError where devices are to add noise that cannot be."""
+    """Return how the plan's updates are written before they are masked; None without [secure], and
+    where devices compute sums. Raises PrivacyError where devices are to add noise that cannot
+    be."""
     secure, privacy = plan.secure, plan.privacy
-    if secure is None:
+    if secure is None or plan.algorithm.computes:
         return None
+    assert secure.clip is not None, "the plan's rules see to that"
     noise = 0.0
     if privacy is not None and privacy.mechanism == DISTRIBUTED:
         noise = device_noise(plan, noise_multiplier(plan))
@@ -265,8 +278,14 @@ def secure_remarks(plan: PlanKeys) -> list[str]:
     if secure is None:
         return []
     remarks = []
+    if plan.algorithm.computes:
+        remarks.append(
+            "[secure] hides each round's sums by themselves. Rounds ask for much the same of the "
+            "same rows: where a device is in one round's total and not in the next one's, the "
+            "difference of the two tells of that device. Have many devices in each round"
+        )
     if secure.bits <= SHORT_BITS:
-        step = 2 * secure.clip / (2**secure.bits - 1)
+        step = 2 * _clip(secure) / (2**secure.bits - 1)
         remarks.append(
             f"secure.bits = {secure.bits}: each element of an update is rounded up or down at "
             f"random to a multiple of {step:.3g} (2 * secure.clip / {2**secure.bits - 1}), which "

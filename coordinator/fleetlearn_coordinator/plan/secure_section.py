@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fleetlearn_protocol.messages import MOST_NEIGHBOURS, MOST_REPORTS
-from fleetlearn_protocol.secure.fixed_point import bits_for
+from fleetlearn_protocol.secure.fixed_point import PART_BITS, bits_for
 from msgspec import Meta
 
 from fleetlearn_coordinator.plan.toml_errors import Section
@@ -38,10 +38,11 @@ class SecureSection(Section, frozen=True, kw_only=True):
     """Of an element. Default: the most with which round.goal updates can be added: 20 up to 4,096
     of them, 18 up to 16,384, 16 up to 65,536; half as many where devices add noise. With 12, which
     is never the default, an update travels in 3 bytes an element in place of 4, up to 4,097 can be
-    added, and rounding adds more noise to each."""
-    clip: Annotated[float, Meta(gt=0, le=1e30)]
+    added, and rounding adds more noise to each. Sums of a computation are whole, in words of
+    16."""
+    clip: Annotated[float, Meta(gt=0, le=1e30)] | None = None
     """C: the device multiplies a longer update by clip / its norm (L2 norm of the whole update).
-    The coordinator cannot check it. Default: privacy.clip."""
+    The coordinator cannot check it. Default: privacy.clip. Sums of a computation have none."""
 
     adversaries: Annotated[float, Meta(ge=0, lt=1)] | None = None
     """pairwise: the largest share of a round's devices that may work together with the coordinator
@@ -81,9 +82,13 @@ def prepare_secure_rounds(local: dict[str, Any], round_: dict[str, Any]) -> None
     local.setdefault("evaluate", False)
 
 
-def fill_secure(secure: dict[str, Any], round_: object, privacy: object) -> None:
+def fill_secure(
+    secure: dict[str, Any], round_: object, privacy: object, *, computes: bool = False
+) -> None:
     """Put in what depends on other values. Leaves what has a wrong type for the conversion to
-    refuse."""
+    refuse. ``computes``: whether devices compute sums in place of training."""
+    if computes:
+        secure.setdefault("bits", PART_BITS)
     if isinstance(privacy, dict) and "clip" in privacy:
         secure.setdefault("clip", privacy["clip"])
     if not isinstance(round_, dict):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fleetlearn_protocol.encodings import MASKED, masked_encoding
+from fleetlearn_protocol.encodings import MASKED, MASKED64, masked_encoding
 from fleetlearn_protocol.messages import CheckIn, SecureTask
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE
 
+from fleetlearn_coordinator.aggregation.modular_sum import MaskedNumbers, WholeNumbers
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 
@@ -22,11 +23,18 @@ def secure_of_tasks(plan: PlanKeys, rules: RoundRules) -> SecureTask | None:
         mode=secure.mode,
         minimum=secure.minimum,
         bits=numbers.bits,
-        most_weight=None if numbers.equal else plan.round.max_weight,
+        most_weight=_most_weight(plan, numbers),
         least_factor=_least_factor(plan, rules) if rules.outlive else None,
         helper=secure.key or None,
         noise=numbers.noise or None,
+        reports=numbers.reports if isinstance(numbers, WholeNumbers) else None,
     )
+
+
+def _most_weight(plan: PlanKeys, numbers: MaskedNumbers) -> int | None:
+    """Return the examples for which an update counts most; None: all count the same."""
+    equal = isinstance(numbers, WholeNumbers) or numbers.equal
+    return None if equal else plan.round.max_weight
 
 
 def _least_factor(plan: PlanKeys, rules: RoundRules) -> float:
@@ -52,6 +60,11 @@ def why_not_secure(secure: SecureTask | None, check_in: CheckIn) -> str:
         )
     # Whoever can mask knows ``masked``.
     known = (MASKED.name, *check_in.encodings)
+    if secure is not None and secure.reports is not None and MASKED64.name not in known:
+        return (
+            f"this run's masked sums travel as {MASKED64.name}, which the device does not know. "
+            "Update its fleetlearn"
+        )
     if secure is not None and (name := masked_encoding(secure.bits).name) not in known:
         return (
             f"this run's masked updates travel as {name} (secure.bits = {secure.bits}), which the "

@@ -93,7 +93,7 @@ def check_plan(plan: Plan, service: ServiceSettings) -> Checks:
         yield CheckView("plan", BAD, error.text, "change the plan or the service file")
     if plan.privacy is not None:
         yield check_privacy(plan)
-    elements = 0
+    elements = words = 0
     try:
         manifests = {name: open_bundle(path).manifest for name, path in plan.members.items()}
         for manifest in manifests.values():
@@ -101,6 +101,8 @@ def check_plan(plan: Plan, service: ServiceSettings) -> Checks:
             plan.hyper(manifest)
         plan.check_family(manifests)
         elements = sum(manifest.size for manifest in manifests.values())
+        if plan.secure is not None:
+            words = sum(map(plan.masked_words, manifests.values()))  # of one bundle
         for name, path in plan.members.items():
             about = f"{path}: {manifests[name].size} parameters, whole"
             yield CheckView("bundle", GOOD, f"{name}: {about}" if name else about)
@@ -112,7 +114,7 @@ def check_plan(plan: Plan, service: ServiceSettings) -> Checks:
         # It brings asyncio, cryptography and http.client: others need not wait for them.
         from fleetlearn_coordinator.service.helper_check import check_helper
 
-        if helper := check_helper(plan, elements):
+        if helper := check_helper(plan, words):
             yield helper
     try:
         storage = find_storage(plan.data_dir)

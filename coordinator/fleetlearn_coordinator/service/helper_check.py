@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.manifest import Manifest
 
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.secure_section import SecureSection
@@ -22,13 +23,14 @@ TIMEOUT = 5.0
 """Seconds for the helper's answer, which is a few bytes."""
 
 
-async def look_at_helper(plan: Plan, size: int, log: RunLog) -> None:
-    """Ask the plan's helper, if it has one, what it is. ``size``: elements of the model. Warns
+async def look_at_helper(plan: Plan, manifest: Manifest, log: RunLog) -> None:
+    """Ask the plan's helper, if it has one, what it is. ``manifest``: of the plan's bundle. Warns
     where it does not answer. Raises PlanError where it cannot add the plan's updates up."""
     if plan.secure is None or plan.secure.mode != "helper":
         return
+    words = plan.masked_words(manifest)
     try:
-        misfit = await asyncio.to_thread(why_not_this_helper, plan, plan.secure, size)
+        misfit = await asyncio.to_thread(why_not_this_helper, plan, plan.secure, words)
     except NoHelperError as error:
         log.warning("the run begins, and its rounds wait for their helper: %s", error.text)
         return
@@ -36,9 +38,9 @@ async def look_at_helper(plan: Plan, size: int, log: RunLog) -> None:
         raise PlanError(Code.BAD_MESSAGE, f"{plan.file}: {misfit}")
 
 
-def why_not_this_helper(plan: Plan, secure: SecureSection, size: int) -> str:
+def why_not_this_helper(plan: Plan, secure: SecureSection, words: int) -> str:
     """Ask the helper what it is. Returns why it cannot add the updates of the plan up, and what to
-    do; empty if it can. ``size``: elements of the model. Raises NoHelperError."""
+    do; empty if it can. ``words``: that a device masks. Raises NoHelperError."""
     address = helper_address(secure)
     try:
         card = ask_for_card(address, bytes.fromhex(secure.key), TIMEOUT)
@@ -55,23 +57,23 @@ def why_not_this_helper(plan: Plan, secure: SecureSection, size: int) -> str:
             f"of {card.minimum} devices at least, and rounds with fewer would be abandoned. Set "
             f"round.minimum and secure.minimum to {card.minimum} or more"
         )
-    if size + 1 > card.most_elements:
+    if words > card.most_elements:
+        what = "sums are three words each" if plan.algorithm.computes else "one for the weight"
         return (
-            f"the model has {size} elements, and {address.url} adds masks of at most "
-            f"{card.most_elements} elements, one of them for the weight. Its operator can raise "
-            "most_elements"
+            f"a device masks {words} words ({what}), and {address.url} adds masks of at most "
+            f"{card.most_elements} elements. Its operator can raise most_elements"
         )
     return ""
 
 
-def check_helper(plan: Plan, size: int) -> CheckView | None:
-    """Ask the plan's helper, for ``doctor``. ``size``: elements of the model. None: the plan has
+def check_helper(plan: Plan, words: int) -> CheckView | None:
+    """Ask the plan's helper, for ``doctor``. ``words``: that a device masks. None: the plan has
     none."""
     secure = plan.secure
     if secure is None or secure.mode != "helper":
         return None
     try:
-        misfit = why_not_this_helper(plan, secure, size)
+        misfit = why_not_this_helper(plan, secure, words)
     except NoHelperError as error:
         do = "ask the helper's operator: rounds wait until it answers"
         return CheckView("helper", "warning", error.text, do)

@@ -122,7 +122,7 @@ async def running(
     plan.check_served(service)
     plan.check_privacy()  # before there is a data directory
     bundle = open_bundle(plan.bundle)
-    await look_at_helper(plan, bundle.manifest.size, RunLog())
+    await look_at_helper(plan, bundle.manifest, RunLog())
     files = most_spool_files(service.uploads, plan.updates_kept) + page_descriptors(service)
     places = process_settings.places(service.max_connections, files=files)
     check_places(plan, service, places)

@@ -281,8 +281,8 @@ class HostedRuns:
             plan.check_served(self._service)
             check_places(plan, self._service, self._places)
             if plan.secure is not None:
-                size = open_bundle(plan.bundle).manifest.size
-                await look_at_helper(plan, size, RunLog(wanted.name))
+                manifest = open_bundle(plan.bundle).manifest
+                await look_at_helper(plan, manifest, RunLog(wanted.name))
             begin = partial(
                 self._open_and_resume,
                 wanted.name,

@@ -9,6 +9,7 @@ from fleetlearn_protocol.encodings import (
     FAMILIES,
     FLOATS,
     INT64,
+    MASKED64,
     MASKED_NAMES,
     is_known,
     leaves_residual,
@@ -16,7 +17,12 @@ from fleetlearn_protocol.encodings import (
 )
 from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, content_of
 from fleetlearn_protocol.messages import BUFFERS, PLAIN, SUMS, UPDATE, Question, SecureTask, Task
-from fleetlearn_protocol.secure.fixed_point import MODULUS_BITS, modulus_bits, most_updates
+from fleetlearn_protocol.secure.fixed_point import (
+    MODULUS_BITS,
+    PART_BITS,
+    modulus_bits,
+    most_updates,
+)
 
 PRIVACY = ("clip", "local-noise")
 """What this SDK can do for privacy, as a check-in says it."""
@@ -53,7 +59,7 @@ def unsupported(
     parts = (*exchange.parts, BUFFERS) if BUFFERS in task.parts else exchange.parts
     families = FAMILIES if task.secure is None else MASKED_NAMES
     if parts == (SUMS,):
-        families = (INT64.name,)
+        families = (INT64.name if task.secure is None else MASKED64.name,)
     return (
         _differing("sends the vectors", sent, exchange.vectors, FLOATS)
         or _unknown_masking(task, task.secure, can_mask=can_mask)
@@ -80,6 +86,8 @@ def _unknown_masking(task: Task, secure: SecureTask | None, *, can_mask: bool) -
             f"{masked} with noise before it (`local_noise`): noise has no largest element, and a "
             "masked one has"
         )
+    if EXCHANGES[task.algorithm].parts == (SUMS,):
+        return _unfit_sums(masked, task, secure)
     if task.clip is None:
         return f"{masked}, and does not bound it (`clip`): its numbers need a largest one"
     if others := [name for name in task.parts if name != UPDATE]:
@@ -96,6 +104,18 @@ def _unknown_masking(task: Task, secure: SecureTask | None, *, can_mask: bool) -
             f"{masked} of {secure.bits} bits, of which {most_updates(secure.bits)} can be added "
             f"modulo 2^{modulus_bits(secure.bits)}, for a sum of at least {secure.minimum}"
         )
+    return None
+
+
+def _unfit_sums(masked: str, task: Task, secure: SecureTask) -> str | None:
+    """Return why the device cannot mask the sums of a computation as the task asks; None if it
+    can."""
+    if secure.reports is None:
+        return f"{masked} of sums, and does not say how many are added up (`secure.reports`)"
+    if task.clip is not None or secure.noise is not None or secure.least_factor is not None:
+        return f"{masked} of sums, which are not clipped, noised or multiplied"
+    if secure.bits != PART_BITS:
+        return f"{masked} of sums in words of {secure.bits} bits; expected {PART_BITS}"
     return None
 
 

@@ -4,18 +4,18 @@ runtime."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.computations.settings import kind_of
-from fleetlearn_protocol.encodings import INT64
+from fleetlearn_protocol.encodings import INT64, MASKED64
 from fleetlearn_protocol.formats.whole import sums_to_bytes
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import SUMS, Report, Task
 from fleetlearn_protocol.vector import Vector
-from msgspec import UNSET
 
 from fleetlearn_device.computations.columns import Columns
 from fleetlearn_device.computations.registry import BATCH, REGISTRY, sum_up
@@ -30,23 +30,32 @@ class ComputedSums(NamedTuple):
     """What a task's computation found."""
 
     report: Report
-    content: memoryview
-    """The bytes of the report's only part."""
+    """Without its part."""
+    sums: Sums
+    """int64, shape (S,)."""
+
+    def plain(self) -> tuple[Report, memoryview]:
+        """Return the report of the sums as they are, and the bytes of its part."""
+        content = sums_to_bytes(self.sums)
+        part = INT64.part(SUMS, content)
+        return msgspec.structs.replace(self.report, parts=(part,)), content
 
 
-def check_computation(algorithm: str, parts: Mapping[str, str], manifest: Manifest) -> None:
-    """Raise UnsupportedError unless the bundle has this computation, and its sums alone are asked
-    for."""
-    there = "graphs" if manifest.computation is UNSET else kind_of(manifest.computation)
+def check_computation(task: Task, manifest: Manifest) -> None:
+    """Raise UnsupportedError unless the bundle has the task's computation, and its sums alone are
+    asked for."""
+    algorithm, parts = task.algorithm, task.parts
+    there = "graphs" if manifest.computation is msgspec.UNSET else kind_of(manifest.computation)
     if there != algorithm or algorithm not in REGISTRY:
         raise UnsupportedError(
             f"the task asks for the computation {algorithm}, and bundle {manifest.name} has "
             f"{there}. Coordinator and device may be of different versions: update both"
         )
-    if dict(parts) != {SUMS: INT64.name}:
+    encoding = INT64.name if task.secure is None else MASKED64.name
+    if parts != {SUMS: encoding}:
         raise UnsupportedError(
             f"a computation was asked for the parts {', '.join(parts)}; its only part is {SUMS}, "
-            f"as {INT64.name}"
+            f"as {encoding}"
         )
 
 
@@ -80,16 +89,15 @@ def compute(
             counted.batches += 1
             on_batch(counted.batches)
 
-    assert manifest.computation is not UNSET
+    assert manifest.computation is not msgspec.UNSET
     try:
         sums: Sums = sum_up(state, watched(), manifest.computation)
     except ValueError as error:
         raise DataError(str(error)) from None
-    content = sums_to_bytes(sums)
     report = Report(
         task=task.task,
         round=task.round,
-        parts=(INT64.part(SUMS, content),),
+        parts=(),
         examples=counted.rows,
         steps=counted.batches,
         epochs=1.0,
@@ -97,7 +105,7 @@ def compute(
         loss=0.0,
         seconds=time.monotonic() - began,
     )
-    return ComputedSums(report, content)
+    return ComputedSums(report, sums)
 
 
 class _Counted:

@@ -1,5 +1,5 @@
-"""From a clipped update to the report of a masked one: at once, or when the coordinator has said
-what the update counts.
+"""From a clipped update, or from sums, to the report of a masked one: at once, or when the
+coordinator has said what the update counts.
 
 The package cryptography is imported where something is masked, and not before.
 """
@@ -10,11 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-from fleetlearn_protocol.encodings import FLOAT32, MASKED, masked_encoding
-from fleetlearn_protocol.messages import UPDATE, Question, Report, SecureTask, Task
+from fleetlearn_protocol.encodings import (
+    FLOAT32,
+    MASKED,
+    MASKED64,
+    find_encoding,
+    masked_encoding,
+)
+from fleetlearn_protocol.messages import SUMS, UPDATE, Question, Report, SecureTask, Task
 from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.vector import Vector
 
+from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.session.abilities import SECURE_NEEDS
 from fleetlearn_device.storage.device_key import device_key
 from fleetlearn_device.storage.state_directory import StateDirectory
@@ -25,6 +32,8 @@ from fleetlearn_device.training.train import OutOfTimeError
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from fleetlearn_protocol.computations.layout import Sums
 
 CUT_SHORT = (
     "the training was cut short, and such an update is not masked: where others have learned less, "
@@ -93,9 +102,11 @@ def room_for(task: Task, elements: int) -> tuple[int, int]:
 
 def masked_memory(task: Task | Question, elements: int) -> int:
     """Return the bytes of memory that a task's masked update takes: words of 4 bytes, and of 3 too
-    where they travel so. 0: it is not masked."""
+    where they travel so. 0: it is not masked. ``elements``: of the update, or of the sums."""
     if not isinstance(task, Task) or task.secure is None:
         return 0
+    if SUMS in task.parts:
+        return MASKED64.size(elements)
     held = {MASKED, masked_encoding(task.secure.bits)}
     return sum(encoding.size(encoding.elements(elements)) for encoding in held)
 
@@ -118,34 +129,38 @@ def unmasked_update(
 def masked_report(
     task: Task,
     report: Report,
-    update: Vector,
-    share: float,
-    factor: float,
+    words: Words,
     directory: StateDirectory,
     sessions: PairwiseSessions | None = None,
 ) -> MaskedReport:
     """Mask an update, with a new seed, and return its report. An update is masked once.
 
-    report: what is reported beside the parts. update: float32, (P,), clipped. share: its weight.
-    factor: what its staleness leaves of it. sessions: in which masks are agreed on, for tasks of
-    that mode. Makes the device's key where there is none. Raises UnsupportedError, StateError, and
-    what ``PairwiseSessions.masked`` raises.
+    report: what is reported beside the part. words: as ``words_of_update`` or ``words_of_sums``
+    returns. sessions: in which masks are agreed on, for tasks of that mode. Makes the device's key
+    where there is none. Raises UnsupportedError, StateError, and what ``PairwiseSessions.masked``
+    raises.
     """
     masking = import_masking()
     if task.secure is not None and task.secure.mode == "pairwise":
         assert sessions is not None  # such an update is never masked later
-        return _masked_in_pairs(task, report, _words(task, update, share, factor), sessions)
+        return _masked_in_pairs(task, report, words, sessions)
     from fleetlearn_protocol.secure.about import about_update
     from fleetlearn_protocol.secure.task_terms import terms_of, update_of
 
     assert task.secure is not None
-    words, bits = _words(task, update, share, factor), task.secure.bits
+    bits = task.secure.bits
     terms = terms_of(task, len(words))
     about = about_update(terms, update_of(task, directory.device))
     upload = masking.mask_words(words, about, terms.helper, device_key(directory.path), bits)
-    part = masked_encoding(bits).part(UPDATE, upload.content)
-    masked = {"parts": (part,), "sealed": upload.sealed, "signature": upload.signature}
-    return MaskedReport(msgspec.structs.replace(report, **masked), upload.content)
+    signed = {"sealed": upload.sealed, "signature": upload.signature}
+    return _report_of(task, msgspec.structs.replace(report, **signed), upload.content)
+
+
+def _report_of(task: Task, report: Report, content: memoryview) -> MaskedReport:
+    """Return the report of a task's only part."""
+    ((name, encoding),) = task.parts.items()  # the session has seen to that
+    part = find_encoding(encoding).part(name, content)
+    return MaskedReport(msgspec.structs.replace(report, parts=(part,)), content)
 
 
 def _masked_in_pairs(
@@ -154,10 +169,8 @@ def _masked_in_pairs(
     from fleetlearn_protocol.formats.masked import words_to_bytes
 
     assert task.secure is not None
-    encoding = masked_encoding(task.secure.bits)
-    content = words_to_bytes(sessions.masked(task, words), encoding.block_bytes)
-    report = msgspec.structs.replace(report, parts=(encoding.part(UPDATE, content),))
-    return MaskedReport(report, content)
+    width = masked_encoding(task.secure.bits).block_bytes
+    return _report_of(task, report, words_to_bytes(sessions.masked(task, words), width))
 
 
 def mask_pending(directory: StateDirectory, task_id: str, factor: float) -> Report:
@@ -166,13 +179,18 @@ def mask_pending(directory: StateDirectory, task_id: str, factor: float) -> Repo
     Raises UnsupportedError, StateError.
     """
     found, update = directory.outbox.unmasked_update(task_id)
-    made = masked_report(found.task, found.report, update, found.share, factor, directory)
+    words = words_of_update(found.task, update, found.share, factor)
+    made = masked_report(found.task, found.report, words, directory)
     directory.outbox.save_masked(*made)
     return made.report
 
 
-def _words(task: Task, update: Vector, share: float, factor: float) -> Words:
-    """Return the update as whole numbers, without a mask."""
+def words_of_update(task: Task, update: Vector, share: float, factor: float) -> Words:
+    """Return an update as whole numbers, without a mask: uint32, (P + 1,).
+
+    update: float32, (P,), clipped. share: its weight. factor: what its staleness leaves of it.
+    Raises UnsupportedError.
+    """
     secure: SecureTask | None = task.secure
     assert secure is not None
     assert task.clip is not None  # the session has seen to both
@@ -186,3 +204,20 @@ def _words(task: Task, update: Vector, share: float, factor: float) -> Words:
     except ValueError as error:
         raise UnsupportedError(f"the update cannot be masked: {error}") from None
     return words
+
+
+def words_of_sums(task: Task, sums: Sums) -> Words:
+    """Return the sums of a computation, int64, (S,), without a mask: uint32, (3 S,). Nothing of
+    them is left out or rounded. Raises DataError where one is so large that the total might not
+    fit: the coordinator, which could say so of plain sums, does not see it."""
+    from fleetlearn_protocol.secure.whole_words import largest_sum, sums_to_words
+
+    assert task.secure is not None
+    assert task.secure.reports is not None  # the session has seen to both
+    most = largest_sum(task.secure.reports)
+    if sums.size and not -most <= int(sums.min()) <= int(sums.max()) <= most:
+        raise DataError(
+            f"a sum over the device's rows is beyond {most}, which is 2^62 divided by the "
+            f"{task.secure.reports} devices of a round: the values or the rows are too many"
+        )
+    return sums_to_words(sums)

@@ -18,7 +18,7 @@ import numpy as np
 from fleetlearn_protocol.algorithms import of_step
 from fleetlearn_protocol.bundle import Bundle, open_bundle
 from fleetlearn_protocol.computations.settings import KIND_NAMES
-from fleetlearn_protocol.encodings import FLOAT32, INT64, find_encoding
+from fleetlearn_protocol.encodings import FLOAT32, find_encoding
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.exchanges import EVALUATION, FIT, FitAnswer, content_of, fields_of
 from fleetlearn_protocol.manifest import Manifest
@@ -74,6 +74,8 @@ from fleetlearn_device.training.secure_update import (
     share_of_task,
     trained_parts,
     unmasked_update,
+    words_of_sums,
+    words_of_update,
 )
 from fleetlearn_device.training.sent_parts import (
     check_parts,
@@ -219,7 +221,7 @@ class Trainer:
         found = self._find_checkpoint(task)
         with self._counted_start(task.task, 0 if found is None else found.starts):
             try:
-                if task.algorithm in KIND_NAMES:
+                if task_computes(task):
                     return self._compute(task, end)
                 return self._train(task, end, found)
             finally:
@@ -417,9 +419,9 @@ class Trainer:
             state = self._read_vector(task.vector(MODEL))
             self._opened = self.features = None  # room for the rows
             bundle = open_bundle(self._contents.bundle_path(task.bundle), files=())
-            check_computation(task.algorithm, task.parts, bundle.manifest)
+            check_computation(task, bundle.manifest)
             self._limit_memory(task, bundle)
-            self._outbox.reserve(INT64.size(bundle.manifest.elements_of(SUMS)), 0, 0, 0, 0)
+            self._outbox.reserve(_room(task, bundle.manifest)[0], 0, 0, 0, 0)
             found = compute(
                 task,
                 bundle.manifest,
@@ -431,13 +433,15 @@ class Trainer:
             )
             if KINDS[task.algorithm].infer is not None and self._newest is not None:
                 reference = task.vector(MODEL)
-                content = self._contents.vector(reference.sha256)
+                stored = self._contents.vector(reference.sha256)
                 # Nothing is held out of sums, and so nothing measures their state.
-                self._newest.offer(bundle, reference, content, lambda model: None)
-        self.counted, self.own_report = found.report.examples, found.report
-        return FinishedUpdate(
-            found.report, (found.content,), task.bundle, np.zeros(0, np.float32), {}, None
-        )
+                self._newest.offer(bundle, reference, stored, lambda model: None)
+        report, content = found.plain()
+        self.counted, self.own_report = report.examples, report
+        if task.secure is not None:
+            silent, words = withheld(found.report, task), words_of_sums(task, found.sums)
+            report, content = masked_report(task, silent, words, self._directory, self._sessions)
+        return FinishedUpdate(report, (content,), task.bundle, np.zeros(0, np.float32), {}, None)
 
     def _train(self, task: Task, end: float, found: Checkpoint | None) -> FinishedUpdate:
         asked = trained_parts(task)
@@ -549,7 +553,8 @@ class Trainer:
             later = unmasked_update(task, report, content, share)
             return later.report, (content,), later
         update = FLOAT32.decode(content)
-        made = masked_report(task, report, update, share, 1.0, self._directory, self._sessions)
+        words = words_of_update(task, update, share, 1.0)
+        made = masked_report(task, report, words, self._directory, self._sessions)
         return made.report, (made.content,), None
 
     def _offer(
@@ -631,7 +636,8 @@ class Trainer:
             return
         opened = self._opened is not None and self._opened[0].sha256 == task.bundle
         elements = max((vector.size // 4 for vector in task.vectors), default=0)
-        beside = masked_memory(task, elements)
+        # How many sums a bundle has is known once it is here.
+        beside = 0 if task_computes(task) else masked_memory(task, elements)
         self._ceiling.check_task(task.bundle, _batch_size(task), 0 if opened else elements, beside)
 
     def _limit_memory(self, task: Task | Question, bundle: Bundle) -> None:
@@ -648,7 +654,8 @@ class Trainer:
             bundle.sha256,
             batch_size,
             0 if opened else manifest.local_size,
-            (0 if opened else graphs) + masked_memory(task, manifest.elements_of(UPDATE)),
+            (0 if opened else graphs)
+            + masked_memory(task, manifest.elements_of(SUMS if task_computes(task) else UPDATE)),
         )
         self._check_memory = partial(ceiling.check_step, bundle.sha256, batch_size)
 
@@ -725,9 +732,14 @@ def _withholds(task: Task) -> bool:
     return task.local_noise is not None or task.secure is not None
 
 
+def task_computes(task: Task | Question) -> bool:
+    """Return whether the task is of a computation, which trains nothing."""
+    return isinstance(task, Task) and task.algorithm in KIND_NAMES
+
+
 def _room(task: Task, manifest: Manifest) -> tuple[int, int]:
     """Return (bytes of the update, bytes of it before it is masked, if it waits for that)."""
-    if task.secure is not None:
+    if task.secure is not None and not task_computes(task):
         return room_for(task, manifest.elements_of(UPDATE))
     parts = [(part, find_encoding(encoding)) for part, encoding in task.parts.items()]
     return sum(encoding.size(manifest.elements_of(part)) for part, encoding in parts), 0

@@ -71,3 +71,5 @@ MASKED = _masked(4)
 """Little-endian uint32, 4 bytes to an element."""
 MASKED24 = _masked(3)
 """The lower 3 bytes of each, least significant first."""
+MASKED64 = _masked(12)
+"""Three words of 4 bytes to a whole number (``secure/whole_words.py``)."""

@@ -25,6 +25,9 @@ SHORT_BITS = 12
 """The most bits of an element that is added modulo 2^24."""
 BITS = (20, 18, 16)
 """How many bits an element has by default, the finest first: 20 for up to 4,096 updates."""
+PART_BITS = 16
+"""Of the lower words of a computation's sums (``secure/whole_words.py``): ``bits`` of their
+tasks."""
 Words = NDArray[np.uint32]
 _SLAB = 2**15
 """Elements whose squares are added at a time: their sum is below 2^63, as each is below 2^48."""

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from fleetlearn_coordinator.aggregation import optimizers
 from fleetlearn_coordinator.aggregation.model_state import ModelState, make_state
+from fleetlearn_coordinator.aggregation.modular_sum import WholeNumbers
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.privacy import release
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
@@ -173,7 +174,9 @@ def _reports(
     reports of zeros beside. With [secure] they clip, as nobody else can, and write their steps in
     fixed point."""
     assert rules.privacy is not None
-    length = norm if rules.secure is None else min(norm, rules.secure.bound)
+    numbers = rules.secure
+    assert not isinstance(numbers, WholeNumbers), "what is audited trains"
+    length = norm if numbers is None else min(norm, numbers.bound)
     steps = np.float32(length) * canaries.directions[rows]
     steps[~canaries.included[rows]] = 0.0
     if (lacking := fewest - len(rows)) > 0:
@@ -191,10 +194,10 @@ def _reports(
         parts={UPDATE: steps},
         staleness=[row % 3 for row in range(count)] if rules.outlive else (),
     )
-    if rules.secure is None:
+    if numbers is None:
         return reports
     factors = np.array([rules.staleness_factor(each) for each in reports.staleness] or [1.0])
     factors = np.broadcast_to(factors, count)
     devices, turn = np.arange(count), np.full(count, number)
-    words = weighted_rows(steps, np.ones(count), factors, rules.secure, seed, devices, turn)
+    words = weighted_rows(steps, np.ones(count), factors, numbers, seed, devices, turn)
     return withheld_columns(reports, words)

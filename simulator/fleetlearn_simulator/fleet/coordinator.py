@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from fleetlearn_coordinator.aggregation.clusters import starting_models
 from fleetlearn_coordinator.aggregation.family_round import FamilyRules
+from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
 from fleetlearn_coordinator.aggregation.optimizers import State
 from fleetlearn_coordinator.aggregation.privacy import release
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
@@ -174,7 +175,10 @@ class SimulatedCoordinator:
         staleness = (
             [self.engine.report_terms(name).staleness for name in names] if self.outlive else []
         )
-        trained = int(found.diverged.argmax()) if found.diverged.any() else len(found)
+        failed = found.diverged
+        if self.masked is not None:
+            failed = failed | self.masked.unfit(found)
+        trained = int(failed.argmax()) if failed.any() else len(found)
         reports = reports_of(found, self._beside, weights, staleness, measured).first(trained)
         reports = replace(reports, member=self.member_of(tasks.device[rows.start]))
         if self.masked is not None:
@@ -281,7 +285,7 @@ class SimulatedCoordinator:
         )
         earlier = self.sent(self.earlier)
         clip = None if self.state.privacy is None else self.state.privacy.clip
-        if self.rules.secure is not None:
+        if isinstance(self.rules.secure, FixedPoint):
             clip = self.rules.secure.bound
         if self.outlive:
             self.training.add_round(

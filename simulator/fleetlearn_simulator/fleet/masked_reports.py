@@ -1,5 +1,5 @@
-"""What the coordinator gets of devices whose plan has [secure]: updates in fixed point, and nothing
-that a single device measures.
+"""What the coordinator gets of devices whose plan has [secure]: updates in fixed point, or sums as
+words, and nothing that a single device measures.
 
 By default no masks are added: their sum is taken off again before anybody looks at the sum of the
 updates, so that the models are the same with them, bit for bit. ``coordinator.masks`` of a scenario
@@ -13,16 +13,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
+from fleetlearn_coordinator.aggregation.modular_sum import MaskedNumbers, WholeNumbers
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.plan.plan import Plan
-from fleetlearn_coordinator.plan.secure_rules import fixed_point
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.messages import UPDATE
+from fleetlearn_protocol.messages import SUMS, UPDATE
 from fleetlearn_protocol.secure.fixed_point import Words
+from fleetlearn_protocol.secure.whole_words import largest_sum, sums_to_words
+from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet.fixed_point_updates import weighted_rows
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
+from fleetlearn_simulator.training.trained_devices import TrainedDevices
 
 if TYPE_CHECKING:
     from fleetlearn_simulator.fleet.simulated_helper import SimulatedHelper
@@ -33,7 +35,7 @@ class MaskedReports:
 
     def __init__(
         self,
-        numbers: FixedPoint,
+        numbers: MaskedNumbers,
         largest_weight: int,
         seed: int,
         helper: SimulatedHelper | None = None,
@@ -48,26 +50,39 @@ class MaskedReports:
         if self._helper is not None:
             self._helper.begin_round()
 
+    def unfit(self, found: TrainedDevices) -> NDArray[np.bool_]:
+        """Return which devices give their tasks back, as their sums are too large to be masked,
+        (n,)."""
+        if not isinstance(self._numbers, WholeNumbers):
+            return np.zeros(len(found), np.bool_)
+        sums, most = found.vectors[SUMS], largest_sum(self._numbers.reports)
+        beyond: NDArray[np.bool_] = np.any((sums > most) | (sums < -most), axis=1)
+        return beyond
+
     def of(
         self, reports: ReportColumns, tasks: RunningTasks, rows: slice, factors: Sequence[float]
     ) -> ReportColumns:
         """Return the reports as the coordinator gets them. ``tasks``, ``rows``: whose they are.
         ``factors``: what staleness leaves of each update; empty: none is stale."""
-        updates = reports.parts[UPDATE]
-        assert isinstance(updates, np.ndarray), "devices train into arrays"
+        part = SUMS if isinstance(self._numbers, WholeNumbers) else UPDATE
+        elements = reports.parts[part]
+        assert isinstance(elements, np.ndarray), "devices train into arrays"
         size = len(reports)
-        words = weighted_rows(
-            updates,
-            reports.weights / self._largest_weight,
-            np.array(factors) if factors else np.ones(size),
-            self._numbers,
-            self._seed,
-            np.array(tasks.device[rows][:size], np.int64),
-            np.array(tasks.seed[rows][:size], np.int64),
-        )
+        if isinstance(self._numbers, WholeNumbers):
+            words = sums_to_words(elements)
+        else:
+            words = weighted_rows(
+                elements,
+                reports.weights / self._largest_weight,
+                np.array(factors) if factors else np.ones(size),
+                self._numbers,
+                self._seed,
+                np.array(tasks.device[rows][:size], np.int64),
+                np.array(tasks.seed[rows][:size], np.int64),
+            )
         if self._helper is not None:
             self._helper.mask(words, tasks, rows)
-        return withheld_columns(reports, words)
+        return withheld_columns(reports, words, part)
 
     def accept(self, tasks: RunningTasks, rows: slice, model_of: Callable[[int], str]) -> None:
         """The masked updates of these tasks count. ``model_of``: round -> SHA-256 of the model that
@@ -76,16 +91,17 @@ class MaskedReports:
             self._helper.accept(tasks, rows, model_of)
 
     def masks(self, size: int) -> Words:
-        """Return the sum of the masks of the round's updates: uint32, shape (P + 1,). ``size``: of
-        the model. Raises SimulatorError where the helper refuses."""
+        """Return the sum of the masks of the round's updates: uint32, as many words as a device
+        masks. ``size``: of the model. Raises SimulatorError where the helper refuses."""
         if self._helper is None:
-            return np.zeros(size + 1, np.uint32)
+            return np.zeros(self._numbers.words(size), np.uint32)
         return self._helper.sum_of_masks()
 
 
-def withheld_columns(reports: ReportColumns, words: Words) -> ReportColumns:
+def withheld_columns(reports: ReportColumns, words: Words, part: str = UPDATE) -> ReportColumns:
     """Return the reports with these words, and without anything that depends on the devices' data:
-    as ``withheld`` of the device SDK has it. ``words``: of the updates, uint32, (n, P + 1)."""
+    as ``withheld`` of the device SDK has it. ``words``: of the part, uint32, (n, P + 1) or
+    (n, 3 S)."""
     ones = np.ones(len(reports), np.int64)
     return replace(
         reports,
@@ -95,8 +111,8 @@ def withheld_columns(reports: ReportColumns, words: Words) -> ReportColumns:
         complete=ones > 0,
         loss=np.zeros(len(reports)),
         metrics={},
-        largest={UPDATE: np.zeros(len(reports))},
-        parts={UPDATE: words},
+        largest={part: np.zeros(len(reports))},
+        parts={part: words},
         evaluations=(),
         personal=(),
         lost_tied=(),
@@ -112,7 +128,7 @@ def masked_reports(
     bundle: SHA-256 of the bundle. seed: of the simulation. prefix: of all tasks' names. masks:
     whether there are real masks, and a helper.
     """
-    numbers = fixed_point(plan)
+    numbers = plan.masked_numbers(manifest)
     if numbers is None or plan.secure is None:
         return None
     helper = None
@@ -121,6 +137,6 @@ def masked_reports(
         from fleetlearn_simulator.fleet.simulated_helper import HelperTerms, SimulatedHelper
 
         one_model = not plan.engine_settings(0.0).outlive
-        terms = HelperTerms(bundle, manifest.size + 1, plan.secure.minimum, one_model)
+        terms = HelperTerms(bundle, plan.masked_words(manifest), plan.secure.minimum, one_model)
         helper = SimulatedHelper(seed, terms, prefix)
     return MaskedReports(numbers, plan.largest_weight, seed, helper)

@@ -24,8 +24,12 @@ def secure_words(plan: Mapping[str, Any], coordinator: Mapping[str, Any]) -> str
     # A page reads all numbers of a run's file as floats.
     words = (
         f"secure aggregation, mode {secure['mode']}: sums of at least {secure['minimum']:,.0f} "
-        f"devices, {secure['bits']:.0f} bits, clip norm {secure['clip']:.4g}"
+        "devices, "
     )
+    if secure.get("clip") is None:  # of a computation
+        words += "whole"
+    else:
+        words += f"{secure['bits']:.0f} bits, clip norm {secure['clip']:.4g}"
     return words + ("" if coordinator.get("masks") else "; simulated without masks")
 
 

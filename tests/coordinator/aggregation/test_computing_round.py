@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,27 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.computations.registry import BadTotalError
 from fleetlearn_coordinator.aggregation.model_state import make_state
+from fleetlearn_coordinator.aggregation.modular_sum import UnmaskError
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
+from fleetlearn_coordinator.aggregation.updates import MaskedArray
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_protocol.computations.settings import NumberColumn, Statistics
+from fleetlearn_protocol.secure.masks import mask_of
+from fleetlearn_protocol.secure.whole_words import sums_to_words
+from plans import SECURE
 from statistics_bundle import PLAN, statistics_bundle
 
 ASKED = Statistics(numbers=(NumberColumn("age", range=(0.0, 8.0), bins=2),))
 
 
-def begun(folder: Path) -> tuple[OpenRound, np.ndarray]:
+MASKED = f"{PLAN}minimum = 2\n{SECURE.replace('clip = 0.5', '')}"
+
+
+def begun(folder: Path, plan: str = PLAN) -> tuple[OpenRound, np.ndarray]:
     """Return a round over the first state, and the sums of three devices: 2, 3 and 4 rows."""
     bundle = statistics_bundle(folder, ASKED)
-    rules = Plan.parse(PLAN, folder).round_rules(bundle.manifest)
+    rules = Plan.parse(plan, folder).round_rules(bundle.manifest)
     state = make_state(
         rules, None, version=0, model=bundle.parameters(), optimizer_state={}, vectors={}
     )
@@ -89,3 +98,94 @@ def test_a_total_that_can_be_none_is_said(tmp_path: Path) -> None:
     round_.add(reports(sums))
     with pytest.raises(BadTotalError, match="a total of -93 rows"):
         round_.commit(1, round_.summary({}))
+
+
+def masked(sums: np.ndarray) -> tuple[ReportColumns, np.ndarray]:
+    """Return the reports of devices that mask these sums, and the sum of their masks."""
+    words = sums_to_words(sums)
+    masks = np.stack([mask_of(bytes([row]) * 32, words.shape[1]) for row in range(len(sums))])
+    found = replace(
+        reports(sums), parts={"sums": words + masks}, largest={"sums": np.zeros(len(sums))}
+    )
+    return found, masks.sum(axis=0, dtype=np.uint32)
+
+
+def test_masked_sums_make_the_state_of_plain_ones(tmp_path: Path) -> None:
+    plain, sums = begun(tmp_path)
+    plain.accept(reports(sums))
+    plain.add(reports(sums))
+    expected, _ = plain.commit(1, plain.summary({}))
+    round_, _ = begun(tmp_path, MASKED)
+    columns, masks = masked(sums)
+    received = round_.receive(columns)
+    assert received.refusal is None
+    round_.accept(received.accepted)
+    round_.add(received.accepted)
+    made, summary = round_.commit(1, round_.summary({}), masks=masks)
+    assert made.model.tobytes() == expected.model.tobytes()
+    assert summary["computation"] == "measured on 9 rows of 3 devices"
+
+
+def test_masked_sums_are_taken_off_and_saved(tmp_path: Path) -> None:
+    """Without the third device, after the state was saved and read again: 5 rows of 2 devices."""
+    round_, sums = begun(tmp_path, MASKED)
+    columns, _ = masked(sums)
+    round_.accept(columns)
+    round_.add(columns)
+    round_.sums.add_waiting()
+    round_.sums.load_tensors(round_.sums.to_tensors())
+    kept, masks = masked(sums[:2])
+    rest = round_.without([kept])
+    third = replace(
+        columns.first(1),
+        parts={"sums": [MaskedArray(columns.parts["sums"][2])]},  # type: ignore[index]
+    )
+    rest.subtract(third)
+    assert rest.commit(1, {}, masks=masks).summary["computation"] == (
+        "measured on 5 rows of 2 devices"
+    )
+    other, _ = begun(tmp_path)
+    with pytest.raises(ValueError, match="no total of sums"):
+        other.sums.load_tensors(round_.sums.to_tensors())
+
+
+def test_masks_that_are_not_theirs_make_no_state(tmp_path: Path) -> None:
+    round_, sums = begun(tmp_path, MASKED)
+    columns, masks = masked(sums)
+    round_.accept(columns)
+    round_.add(columns)
+    for wrong, said in (
+        (masks + np.uint32(2**31), "A mask was not taken off"),
+        (masks[:-1], "masks of shape"),
+        (None, "needs the sum of their masks"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            round_.commit(1, round_.summary({}), masks=wrong)
+
+
+def test_a_device_can_spoil_a_masked_total_and_impossible_ones_are_said(tmp_path: Path) -> None:
+    """Nobody sees the one device's sum of -100 rows, but the total can be none."""
+    round_, sums = begun(tmp_path, MASKED)
+    sums[0, 0] = -100
+    columns, masks = masked(sums)
+    assert round_.receive(columns).refusal is None
+    round_.accept(columns)
+    round_.add(columns)
+    with pytest.raises(BadTotalError, match="a total of -93 rows"):
+        round_.commit(1, round_.summary({}), masks=masks)
+    sums[0, 0] = 2**62
+    columns, masks = masked(sums)
+    round_, _ = begun(tmp_path, MASKED)
+    round_.accept(columns)
+    round_.add(columns)
+    with pytest.raises(UnmaskError, match="a device added up what it may not"):
+        round_.commit(1, round_.summary({}), masks=masks)
+
+
+def test_a_report_of_another_length_adds_nothing(tmp_path: Path) -> None:
+    round_, sums = begun(tmp_path, MASKED)
+    columns, _ = masked(sums[:, :-1])
+    round_.accept(columns)
+    round_.add(columns)
+    with pytest.raises(ValueError, match="the sum is of shape"):
+        round_.sums.add_waiting()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from fleetlearn_coordinator.aggregation.modular_sum import WholeNumbers
 from fleetlearn_coordinator.plan.computation_rules import COMPUTATION_RULES
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_protocol.manifest import Manifest
@@ -32,9 +33,13 @@ BROKEN = {
     "epsilon": ("[stop]\nepsilon = 0.1\n", "ends when it is done"),
     "oort": ('[selection]\nstrategy = "oort"\n', "some rows would count more often"),
     "give": ("[models]\ngive = true\n", "predict with the newest model"),
-    "secure": (f"minimum = 2\n{SECURE}", "sums have 64 bits"),
+    "a clip of masked sums": (f"minimum = 2\n{SECURE}", "sums are masked whole"),
+    "bits of masked sums": (
+        f"minimum = 2\n{SECURE.replace('clip = 0.5', 'bits = 20')}", "Leave secure.clip and"
+    ),
     "privacy": (f"{PRIVATE}", "the total of sums is none"),
-}
+}  # fmt: skip
+MASKED = f"minimum = 2\n{SECURE.replace('clip = 0.5', '')}"
 FAMILY = (
     'recipe = "statistics"\nname = "a"\n[family.one]\nbundle = "b"\n[family.two]\nbundle = "c"\n'
     "[round]\ngoal = 4\n"
@@ -65,7 +70,7 @@ def test_each_rule_is_broken_by_a_plan_here(monkeypatch: pytest.MonkeyPatch) -> 
     plans = [parse(PLAN + text) for text, _ in BROKEN.values()]
     for rule in COMPUTATION_RULES:
         assert any(rule.breaks(plan) for plan in plans)
-        assert not rule.breaks(parse(PLAN))
+        assert not any(rule.breaks(parse(PLAN + text)) for text in ("", MASKED))
         assert not any(rule.breaks(parse(SMALL + text)) for text in ("", "[local]\nlr = 0.1\n"))
 
 
@@ -86,6 +91,28 @@ def test_the_rules_of_a_round(computes: Manifest) -> None:
     rules.aggregators["sums"].check(2.0**62 / plan.round.cohort, 1)
     with pytest.raises(Exception, match="can be at most"):
         rules.aggregators["sums"].check(2.0**62 / plan.round.cohort * 1.001, 1)
+
+
+def test_the_rules_of_a_round_of_masked_sums(computes: Manifest) -> None:
+    plan = parse(PLAN + MASKED)
+    plan.check_against(computes)
+    rules = plan.round_rules(computes)
+    assert rules.secure == WholeNumbers(computes.sums or 0, plan.round.cohort)
+    assert rules.aggregators["sums"].name == "modular sum"
+    assert plan.parts(computes) == plan.exact_parts(computes) == {"sums": "masked64"}
+    assert plan.masked_words(computes) == 3 * computes.elements_of("sums")
+    assert plan.updates_kept == 4, "one may have to be taken off again"
+    (remark,) = plan.remarks(computes)
+    assert "the difference of the two tells of that device" in remark
+
+
+def test_masked_sums_are_of_rounds_that_words_of_16_bits_can_hold(computes: Manifest) -> None:
+    """The cohort may be larger: no more than the goal are added up."""
+    plan = parse(PLAN.replace("goal = 4", "goal = 65537") + MASKED)
+    assert plan.round.cohort > 65537
+    assert plan.round_rules(computes).secure == WholeNumbers(computes.sums or 0, 65537)
+    with pytest.raises(PlanError, match="at most 65537 such updates"):
+        parse(PLAN.replace("goal = 4", "goal = 65538") + MASKED)
 
 
 def test_a_bundle_of_the_other_sort_is_refused(computes: Manifest) -> None:

@@ -86,6 +86,7 @@ BROKEN = {
         f"metrics_bounds = {{accuracy = [0, 1]}}\n{SECURE}",
         'privacy.metrics = "noised" with [secure]',
     ),
+    "no clip norm": (f"{SMALL}{UNCLIPPED}", "secure.clip is missing"),
     "two clip norms": (
         f"{SMALL}{PRIVATE}{UNCLIPPED}clip = 0.7", "secure.clip = 0.7 is not privacy.clip = 0.5"
     ),

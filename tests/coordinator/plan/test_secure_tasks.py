@@ -9,6 +9,7 @@ from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.secure_tasks import secure_of_tasks, why_not_secure
 from fleetlearn_protocol.messages import CheckIn, SecureTask
 from plans import PRIVATE, SECURE, SMALL, manifest
+from statistics_bundle import PLAN, statistics_bundle
 
 SGD = manifest(proximal=False, hyper=(), metrics=("accuracy",))
 KEY = "a" * 64
@@ -56,6 +57,18 @@ def test_noise_that_devices_add_is_said() -> None:
     assert found is not None
     assert found.noise is not None
     assert found.noise > 1
+
+
+def test_a_task_of_a_computation_says_how_many_sums_are_added(tmp_path: Path) -> None:
+    settings = SECURE.replace("clip = 0.5", "")
+    plan = Plan.parse(f"{PLAN}minimum = 2\n{settings}", tmp_path)
+    rules = plan.round_rules(statistics_bundle(tmp_path).manifest)
+    found = secure_of_tasks(plan, rules)
+    assert found == SecureTask("helper", 2, 16, helper=KEY, reports=plan.round.cohort)
+    told = why_not_secure(found, CheckIn(1, "a", 10, privacy=("secure",), encodings=("masked24",)))
+    assert "masked sums travel as masked64" in told
+    new = CheckIn(1, "a", 10, privacy=("secure",), encodings=("masked64",))
+    assert why_not_secure(found, new) == ""
 
 
 PLAIN, NOISY = SecureTask("helper", 2, 20), SecureTask("helper", 2, 20, noise=1.0)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fleetlearn_device.computations import registry
 from fleetlearn_device.data import arrays as arrays_module
 from fleetlearn_device.runtimes.checks import DataError
@@ -27,12 +28,24 @@ from fleetlearn_device.training.trainer import FinishedUpdate, Trainer
 from fleetlearn_protocol.bundle import Bundle
 from fleetlearn_protocol.computations.settings import CategoryColumn, NumberColumn, Statistics
 from fleetlearn_protocol.computations.statistics import sums_layout
-from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.formats.whole import sums_from_bytes
-from fleetlearn_protocol.messages import Task
+from fleetlearn_protocol.encodings import FLOAT32, MASKED64
+from fleetlearn_protocol.formats.masked import words_from_bytes
+from fleetlearn_protocol.formats.whole import sums_from_bytes, sums_to_bytes
+from fleetlearn_protocol.messages import SecureTask, Task
+from fleetlearn_protocol.secure.about import about_update
+from fleetlearn_protocol.secure.masks import mask_of
+from fleetlearn_protocol.secure.sealed import unseal
+from fleetlearn_protocol.secure.task_terms import terms_of, update_of
+from fleetlearn_protocol.secure.whole_words import sums_to_words
+from fleetlearn_protocol.withheld import without_data
+from msgspec.structs import replace
 from statistics_bundle import QUESTIONS, raw_table, statistics_bundle
 
 TABLE = raw_table(300, 1)
+HELPER = X25519PrivateKey.from_private_bytes(bytes(range(32)))
+SECURE = SecureTask(
+    "helper", 2, 16, helper=HELPER.public_key().public_bytes_raw().hex(), reports=1000
+)
 
 
 @pytest.fixture
@@ -63,10 +76,19 @@ def given(bundle: Bundle, **changes: Any) -> Task:
     return Task("t1", **(settings | changes))
 
 
+def masked(bundle: Bundle, **changes: Any) -> Task:
+    return given(bundle, **({"parts": {"sums": "masked64"}, "secure": SECURE} | changes))
+
+
 def do(
-    state: StateDirectory, bundle: Bundle, data: Data, seconds: float = 100.0, **more: Any
+    state: StateDirectory,
+    bundle: Bundle,
+    data: Data,
+    seconds: float = 100.0,
+    task: Task | None = None,
+    **more: Any,
 ) -> FinishedUpdate:
-    task = given(bundle)
+    task = given(bundle) if task is None else task
     contents = {
         bundle.sha256: bundle.read("manifest.json"),
         task.vectors[0].sha256: bundle.parameters().tobytes(),
@@ -205,11 +227,87 @@ def test_rows_that_cannot_be_added_up_are_named(
 
 
 def test_a_task_of_another_computation_is_given_back(state: StateDirectory, bundle: Bundle) -> None:
-    computing.check_computation("statistics", {"sums": "int64"}, bundle.manifest)
+    computing.check_computation(given(bundle), bundle.manifest)
+    computing.check_computation(masked(bundle), bundle.manifest)
     with pytest.raises(UnsupportedError, match="has statistics"):
-        computing.check_computation("boosted", {"sums": "int64"}, bundle.manifest)
-    with pytest.raises(UnsupportedError, match="its only part is sums"):
-        computing.check_computation("statistics", {"sums": "float32"}, bundle.manifest)
+        computing.check_computation(given(bundle, algorithm="boosted"), bundle.manifest)
+    for wrong in (
+        given(bundle, parts={"sums": "float32"}),
+        given(bundle, parts={"sums": "masked64"}),
+        given(bundle, secure=SECURE),
+    ):
+        with pytest.raises(UnsupportedError, match="its only part is sums"):
+            computing.check_computation(wrong, bundle.manifest)
+
+
+def test_masked_sums_are_those_of_a_plain_task(
+    tmp_path: Path, state: StateDirectory, bundle: Bundle
+) -> None:
+    """Once the mask is taken off, whose seed the helper can open, they are the same numbers. The
+    report says nothing of the data, not even how many rows there are, and no file has the sums."""
+    plain = do(state, bundle, as_data(TABLE))
+    size = bundle.manifest.elements_of("sums")
+    sums = sums_from_bytes(plain.contents[0], size)
+    task = masked(bundle)
+    made = do(state, bundle, as_data(TABLE), task=task)
+    report = made.report
+    assert report.parts[0].encoding == "masked64"
+    assert report.parts[0].size == MASKED64.size(size) == len(made.contents[0])
+    assert report.sealed is not None
+    about = about_update(terms_of(task, 3 * size), update_of(task, state.device))
+    seed = unseal(bytes.fromhex(report.sealed), HELPER, about)
+    words = words_from_bytes(made.contents[0]) - mask_of(seed, 3 * size)
+    np.testing.assert_array_equal(words, sums_to_words(sums))
+    assert report == without_data(report, 1)
+    assert (report.examples, report.steps) == (1, 1)
+    raw = bytes(sums_to_bytes(sums)[:200])
+    files = [path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    assert any(bytes(made.contents[0]) in content for content in files)
+    assert not any(raw in content for content in files)
+
+
+def test_sums_that_might_not_fit_into_a_total_are_not_masked(
+    state: StateDirectory, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator refuses such plain sums. Masked ones it cannot see."""
+    most = 2**62 // 1000
+
+    def large(state: object, columns: object, settings: object, sign: int = 1) -> np.ndarray:
+        return np.array([sign * most, *[0] * (bundle.manifest.elements_of("sums") - 1)])
+
+    task = masked(bundle)
+    monkeypatch.setitem(registry.REGISTRY, "statistics", large)  # type: ignore[arg-type]
+    do(state, bundle, as_data(TABLE), task=task)
+    most += 1
+    with pytest.raises(DataError, match="beyond 4611686018427387, which is 2^62".replace("^", ".")):
+        do(state, bundle, as_data(TABLE), task=task)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, None),
+        ({"secure": None}, "asks for the parts sums (masked64)"),
+        ({"parts": {"sums": "int64"}}, "asks for the parts sums (int64)"),
+        ({"parts": {"sums": "masked"}}, "asks for the parts sums (masked)"),
+        ({"parts": {"sums": "masked64", "update": "masked"}}, "asks for the parts"),
+        ({"clip": 1.0}, "are not clipped, noised or multiplied"),
+        ({"noise": 9.0}, "are not clipped, noised or multiplied"),
+        ({"least_factor": 0.5}, "are not clipped, noised or multiplied"),
+        ({"reports": None}, "does not say how many are added up"),
+        ({"bits": 20}, "in words of 20 bits; expected 16"),
+        ({"helper": None}, "names no helper's key"),
+    ],
+)
+def test_a_session_looks_at_what_is_masked(
+    bundle: Bundle, changes: dict[str, Any], text: str | None
+) -> None:
+    own = {name: changes[name] for name in changes.keys() & set(SECURE.__struct_fields__)}
+    rest = {name: value for name, value in changes.items() if name not in own}
+    task = masked(bundle, **({"secure": replace(SECURE, **own)} | rest))
+    found = unsupported(task, ["statistics"], [], can_mask=True)
+    assert (text in found) if found and text else found is text, found
+    assert "needs the package" in (unsupported(masked(bundle), ["statistics"], []) or "")
 
 
 def test_a_device_says_what_it_computes() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_protocol.computations.layout import Layout, StateField
-from fleetlearn_protocol.encodings import INT64
+from fleetlearn_protocol.encodings import INT64, MASKED64, word_bytes
+from fleetlearn_protocol.formats.masked import words_from_bytes, words_to_bytes
 from fleetlearn_protocol.formats.whole import sums_from_bytes, sums_to_bytes
+from fleetlearn_protocol.secure.whole_words import sums_to_words, words_to_sums
 
 VECTORS: dict[str, Any] = json.loads(
     (Path(__file__).parents[3] / "protocol" / "vectors" / "computations.json").read_text("ascii")
@@ -44,3 +46,13 @@ def test_whole_numbers_as_bytes() -> None:
     for refused in (lambda: INT64.encode(np.zeros(2, np.float32)), lambda: INT64.decode(content)):
         with pytest.raises(Exception, match="floats were"):
             refused()
+
+
+def test_sums_as_words_that_are_masked() -> None:
+    case = VECTORS["masked64"]
+    words = sums_to_words(np.array(case["sums"], np.int64))
+    content = words_to_bytes(words)
+    assert content.hex() == case["words"]
+    assert (content.nbytes, MASKED64.check(content)) == (MASKED64.size(len(case["sums"])), 0.0)
+    added = words_from_bytes(bytes.fromhex(case["added"]), word_bytes(MASKED64))
+    assert words_to_sums(added, case["reports"], case["reports"]).tolist() == case["total"]

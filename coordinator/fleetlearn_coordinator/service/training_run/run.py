@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.exchanges import FIT
-from fleetlearn_protocol.messages import UPDATE, Reply, Report, SecureTask
+from fleetlearn_protocol.messages import Reply, Report, SecureTask
 from fleetlearn_protocol.quality_messages import QUALITY
 from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE, UNMASKING
@@ -442,7 +442,7 @@ class Run:
             model = self.models.sent_digest(version)
             (only,) = self.members.all
             task = pairwise.task_of(self.tasks.shared(version, only), model)
-            words = self.bundle.manifest.elements_of(UPDATE) + 1  # the weight is the last one
+            words = self.plan.masked_words(self.bundle.manifest)
             masks = partial(pairwise.masks, task, words, self.log)
         self._make_model(command, masks, now)
         return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetlearn_protocol.messages import UPDATE, Task
+from fleetlearn_protocol.messages import Task
 from fleetlearn_protocol.secure.about import MaskTerms
 from fleetlearn_protocol.secure.task_terms import terms_of
 
@@ -65,5 +65,5 @@ class RunTasks:
         in all rounds of a process; where a start changes them, what was signed before is given up
         (participations.py). Raises ValueError in a run without a helper."""
         (only,) = self._members.all
-        words = only.bundle.manifest.elements_of(UPDATE) + 1  # the weight is the last one
+        words = self._plan.masked_words(only.bundle.manifest)
         return terms_of(self.shared(self._models.newest.version, only), words)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fleetlearn_protocol.computations.layout import Sums
-from fleetlearn_protocol.encodings import INT64, MASKED_NAMES, find_encoding
+from fleetlearn_protocol.encodings import INT64, MASKED_NAMES, find_encoding, word_bytes
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.formats.masked import words_from_bytes
 from fleetlearn_protocol.formats.whole import sums_from_bytes
@@ -58,7 +58,7 @@ class SpooledUpdate:
         for content in self.blobs.read_spool_file(
             self.spool_file, self.part.size, self.begin, part_bytes=encoding.size(PART)
         ):
-            yield words_from_bytes(content, encoding.block_bytes)
+            yield words_from_bytes(content, word_bytes(encoding))
 
     def whole_numbers(self) -> Iterator[Sums]:
         if self.part.encoding != INT64.name:

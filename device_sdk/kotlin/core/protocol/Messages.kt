@@ -70,6 +70,7 @@ private val secureTask = fields(
     "least_factor" to optional(nullable(number(1e-30, 1.0)), null), "helper" to optional(nullable(digest), null),
     "noise" to optional(nullable(positive), null), "session" to optional(nullable(digest), null),
     "shares" to optional(record(identifier, bytes82, 96), emptyMap<String, Any>()),
+    "reports" to optional(nullable(integer(2, 65537)), null),
 )
 private val part =
     fields("name" to identifier, "encoding" to identifier, "size" to vectorSize, "crc32" to integer(0, (1L shl 32) - 1))

@@ -92,6 +92,7 @@ const secureTask = object({
   noise: optional(nullable(positive), null),
   session: optional(nullable(bytes32), null),
   shares: optional(record(identifier, bytes82, MOST_NEIGHBOURS), {}),
+  reports: optional(nullable(integer(2, MOST_REPORTS)), null),
 });
 const part = object({ name: identifier, encoding: identifier, size: vectorSize, crc32: integer(0, 2 ** 32 - 1) });
 export const evaluation = object({ examples, loss_sum: number(), metric_sums: optional(numbers, {}) });

@@ -37,6 +37,7 @@ export const SECURE: SecureTask = {
   noise: null,
   session: null,
   shares: {},
+  reports: null,
 };
 
 /** A task whose update is masked with a helper. */
