@@ -69,7 +69,7 @@ class FixedPoint(NamedTuple):
         return size + 1  # the weight is the last one
 
 
-class WholeNumbers(NamedTuple):
+class SumWords(NamedTuple):
     """How all sums of a run that computes are written."""
 
     size: int
@@ -97,7 +97,7 @@ class WholeNumbers(NamedTuple):
         return WORDS * self.size
 
 
-MaskedNumbers: TypeAlias = FixedPoint | WholeNumbers
+MaskedNumbers: TypeAlias = FixedPoint | SumWords
 """How what a run masks is written."""
 
 
@@ -131,7 +131,7 @@ def unmask(state: MaskedSum, masks: Words, numbers: FixedPoint) -> WeightedSum:
         raise UnmaskError(str(error)) from None
 
 
-def unmask_sums(state: MaskedSum, masks: Words, numbers: WholeNumbers) -> Sums:
+def unmask_sums(state: MaskedSum, masks: Words, numbers: SumWords) -> Sums:
     """Return the total of a round's sums: int64, shape (S,), exactly what it is without masks. The
     state stays as it is.
 
@@ -268,7 +268,7 @@ def _result(total: WeightedSum | MaskedSum, present: Vector = NO_VALUES.present)
 
 _NAMES = {
     FixedPoint: "bound, the bits, the equal weights and the noise",
-    WholeNumbers: "number of sums, and the most reports of a round",
+    SumWords: "number of sums, and the most reports of a round",
 }
 """What is saved with a sum, so that no other numbers are added to it."""
 

@@ -38,7 +38,7 @@ from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.modular_sum import (
     FixedPoint,
     MaskedSum,
-    WholeNumbers,
+    SumWords,
     subtract,
     unmask,
     unmask_sums,
@@ -298,7 +298,7 @@ class OpenRound:
         """Return the total of all devices' sums, int64, (S,)."""
         numbers = self.rules.secure
         if numbers is not None:
-            assert isinstance(numbers, WholeNumbers), "the plan's rules see to that"
+            assert isinstance(numbers, SumWords), "the plan's rules see to that"
             return unmask_sums(*self._masked(SUMS, masks), numbers)
         assert masks is None, "masks were given for sums that have none"
         added: ExactSums = self.sums.states[SUMS]

@@ -13,7 +13,7 @@ from fleetlearn_coordinator.aggregation.modular_sum import (
     NAME,
     FixedPoint,
     MaskedNumbers,
-    WholeNumbers,
+    SumWords,
 )
 from fleetlearn_coordinator.aggregation.optimizers import Optimizer
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
@@ -132,7 +132,7 @@ def _needs_of_single_updates(rules: RoundRules) -> Iterator[str]:
         yield f"the parts {', '.join(rules.aggregators)}: only the {masked} part is masked"
     elif rules.aggregators[masked].name != NAME:
         yield f"the aggregator {rules.aggregators[masked].name}: it takes the {NAME}"
-    if computes != isinstance(rules.secure, WholeNumbers):
+    if computes != isinstance(rules.secure, SumWords):
         yield f"{'updates' if computes else 'sums'} of another kind than what devices send"
     if rules.buffers:
         yield "buffers that devices report: they are not masked"

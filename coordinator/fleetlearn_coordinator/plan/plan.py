@@ -32,7 +32,7 @@ from fleetlearn_coordinator.aggregation.exact_sums import exact_sums
 from fleetlearn_coordinator.aggregation.family_round import FamilyRules, MemberRules
 from fleetlearn_coordinator.aggregation.modular_sum import (
     MaskedNumbers,
-    WholeNumbers,
+    SumWords,
     modular_sum,
 )
 from fleetlearn_coordinator.aggregation.participation_rates import ParticipationRates, UpdateWeights
@@ -284,7 +284,7 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
         Raises PrivacyError where devices are to add noise that cannot be."""
         if self.secure is None or not self.algorithm.computes:
             return fixed_point(self)
-        return WholeNumbers(manifest.elements_of(SUMS), min(self.round.cohort, MOST_REPORTS))
+        return SumWords(manifest.elements_of(SUMS), min(self.round.cohort, MOST_REPORTS))
 
     def masked_words(self, manifest: Manifest) -> int:
         """Return how many words a device of a plan with [secure] masks. ``manifest``: of its

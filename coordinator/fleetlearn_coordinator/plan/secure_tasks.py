@@ -6,7 +6,7 @@ from fleetlearn_protocol.encodings import MASKED, MASKED64, masked_encoding
 from fleetlearn_protocol.messages import CheckIn, SecureTask
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE
 
-from fleetlearn_coordinator.aggregation.modular_sum import MaskedNumbers, WholeNumbers
+from fleetlearn_coordinator.aggregation.modular_sum import MaskedNumbers, SumWords
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 
@@ -27,13 +27,13 @@ def secure_of_tasks(plan: PlanKeys, rules: RoundRules) -> SecureTask | None:
         least_factor=_least_factor(plan, rules) if rules.outlive else None,
         helper=secure.key or None,
         noise=numbers.noise or None,
-        reports=numbers.reports if isinstance(numbers, WholeNumbers) else None,
+        reports=numbers.reports if isinstance(numbers, SumWords) else None,
     )
 
 
 def _most_weight(plan: PlanKeys, numbers: MaskedNumbers) -> int | None:
     """Return the examples for which an update counts most; None: all count the same."""
-    equal = isinstance(numbers, WholeNumbers) or numbers.equal
+    equal = isinstance(numbers, SumWords) or numbers.equal
     return None if equal else plan.round.max_weight
 
 

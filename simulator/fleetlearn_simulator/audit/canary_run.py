@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from fleetlearn_coordinator.aggregation import optimizers
 from fleetlearn_coordinator.aggregation.model_state import ModelState, make_state
-from fleetlearn_coordinator.aggregation.modular_sum import WholeNumbers
+from fleetlearn_coordinator.aggregation.modular_sum import SumWords
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.privacy import release
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
@@ -175,7 +175,7 @@ def _reports(
     fixed point."""
     assert rules.privacy is not None
     numbers = rules.secure
-    assert not isinstance(numbers, WholeNumbers), "what is audited trains"
+    assert not isinstance(numbers, SumWords), "what is audited trains"
     length = norm if numbers is None else min(norm, numbers.bound)
     steps = np.float32(length) * canaries.directions[rows]
     steps[~canaries.included[rows]] = 0.0

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from fleetlearn_coordinator.aggregation.modular_sum import MaskedNumbers, WholeNumbers
+from fleetlearn_coordinator.aggregation.modular_sum import MaskedNumbers, SumWords
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_protocol.manifest import Manifest
@@ -53,7 +53,7 @@ class MaskedReports:
     def unfit(self, found: TrainedDevices) -> NDArray[np.bool_]:
         """Return which devices give their tasks back, as their sums are too large to be masked,
         (n,)."""
-        if not isinstance(self._numbers, WholeNumbers):
+        if not isinstance(self._numbers, SumWords):
             return np.zeros(len(found), np.bool_)
         sums, most = found.vectors[SUMS], largest_sum(self._numbers.reports)
         beyond: NDArray[np.bool_] = np.any((sums > most) | (sums < -most), axis=1)
@@ -64,11 +64,11 @@ class MaskedReports:
     ) -> ReportColumns:
         """Return the reports as the coordinator gets them. ``tasks``, ``rows``: whose they are.
         ``factors``: what staleness leaves of each update; empty: none is stale."""
-        part = SUMS if isinstance(self._numbers, WholeNumbers) else UPDATE
+        part = SUMS if isinstance(self._numbers, SumWords) else UPDATE
         elements = reports.parts[part]
         assert isinstance(elements, np.ndarray), "devices train into arrays"
         size = len(reports)
-        if isinstance(self._numbers, WholeNumbers):
+        if isinstance(self._numbers, SumWords):
             words = sums_to_words(elements)
         else:
             words = weighted_rows(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fleetlearn_coordinator.aggregation.modular_sum import WholeNumbers
+from fleetlearn_coordinator.aggregation.modular_sum import SumWords
 from fleetlearn_coordinator.plan.computation_rules import COMPUTATION_RULES
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_protocol.manifest import Manifest
@@ -97,7 +97,7 @@ def test_the_rules_of_a_round_of_masked_sums(computes: Manifest) -> None:
     plan = parse(PLAN + MASKED)
     plan.check_against(computes)
     rules = plan.round_rules(computes)
-    assert rules.secure == WholeNumbers(computes.sums or 0, plan.round.cohort)
+    assert rules.secure == SumWords(computes.sums or 0, plan.round.cohort)
     assert rules.aggregators["sums"].name == "modular sum"
     assert plan.parts(computes) == plan.exact_parts(computes) == {"sums": "masked64"}
     assert plan.masked_words(computes) == 3 * computes.elements_of("sums")
@@ -110,7 +110,7 @@ def test_masked_sums_are_of_rounds_that_words_of_16_bits_can_hold(computes: Mani
     """The cohort may be larger: no more than the goal are added up."""
     plan = parse(PLAN.replace("goal = 4", "goal = 65537") + MASKED)
     assert plan.round.cohort > 65537
-    assert plan.round_rules(computes).secure == WholeNumbers(computes.sums or 0, 65537)
+    assert plan.round_rules(computes).secure == SumWords(computes.sums or 0, 65537)
     with pytest.raises(PlanError, match="at most 65537 such updates"):
         parse(PLAN.replace("goal = 4", "goal = 65538") + MASKED)
 
