@@ -1,7 +1,8 @@
 """The floor that connections.py compares with: a coordinator with nothing behind it.
 
-It speaks the same messages over the same ``websockets`` settings to the same devices, sends the
-same bytes and adds the updates up in float32. It has no engine, no database, no disk, no check of
+It speaks the same messages over the same ``websockets`` settings to the same devices, over TLS
+where it is given a certificate and its key, sends the same bytes and adds the updates up in
+float32. It has no engine, no database, no disk, no check of
 anything, and no exact sum.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import ssl
 import sys
 from collections import deque
 from dataclasses import dataclass
@@ -134,8 +136,12 @@ def _send(connection: ServerConnection, message: FromCoordinator) -> None:
     broadcast((connection,), encode(message))
 
 
-async def main(devices: int, size: int) -> None:
-    """Listen until SIGTERM."""
+async def main(devices: int, size: int, *tls: str) -> None:
+    """Listen until SIGTERM. ``tls``: the files of a certificate and of its key, or nothing."""
+    context = None
+    if tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*tls)
     process_settings.keep_freed_memory()
     process_settings.raise_file_limit()
     stopped = asyncio.Event()
@@ -144,6 +150,7 @@ async def main(devices: int, size: int) -> None:
         Round(devices, size).converse,
         "127.0.0.1",
         0,
+        ssl=context,
         backlog=process_settings.BACKLOG,
         compression=None,
         max_size=LARGEST_MESSAGE,
@@ -155,7 +162,8 @@ async def main(devices: int, size: int) -> None:
             process_settings.tune_listener(listener)
         process_settings.collect_garbage_rarely()
         print(
-            f"listening on ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}", flush=True
+            f"listening on {'wss' if tls else 'ws'}://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}",
+            flush=True,
         )
         await stopped.wait()
         for connection in server.connections:
@@ -163,4 +171,4 @@ async def main(devices: int, size: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*map(int, sys.argv[1:3])))
+    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5]))

@@ -239,11 +239,15 @@ def wait_for(pattern: str, process: subprocess.Popen[bytes], log: Path) -> str:
 
 
 @contextmanager
-def floor(file: str, *arguments: int) -> Iterator[Server]:
-    """A server of this folder to compare with, run as ``file arguments``; it prints where it
-    listens."""
+def floor(file: str, *arguments: int, tls: bool = False) -> Iterator[Server]:
+    """A server of this folder to compare with, run as ``file arguments``, or ``file arguments
+    certificate key`` where it is to speak TLS; it prints where it listens."""
     with scratch() as folder:
         log = folder / "floor.log"
         command = [sys.executable, str(Path(__file__).with_name(file)), *map(str, arguments)]
+        if tls:
+            make_certificate(folder, ["127.0.0.1"], days=30)
+            command += [str(folder / CERTIFICATE), str(folder / KEY)]
         with server_process(command, log) as process:
-            yield Server(process.pid, wait_for(r"listening on (ws://\S+:\d+)", process, log), log)
+            url = wait_for(r"listening on (wss?://\S+:\d+)", process, log)
+            yield Server(process.pid, url, log, folder / CA if tls else None)

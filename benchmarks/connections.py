@@ -4,8 +4,8 @@ round: 1,000 devices take a model of 4 MiB and send an update of 4 MiB in one ro
 storm: 10,000 devices connect at the same instant; each is checked in when its `welcome` is there.
 idle: many devices stay connected and have no task.
 
-Interleaved with it runs the floor (_connections_floor.py): the same messages and bytes, with
-nothing behind them, and always without TLS and credentials.
+Interleaved with it runs the floor (_connections_floor.py): the same messages and bytes, over
+TLS too with --tls, with nothing behind them, and always without credentials.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def main() -> None:
             runs["fleetlearn"].append(
                 measured(ours, count, limit=chosen.limit, credentials=chosen.credentials)
             )
-            floor = _servers.floor("_connections_floor.py", needed, size)
+            floor = _servers.floor("_connections_floor.py", needed, size, tls=chosen.tls)
             runs["floor"].append(measured(floor, count, limit=chosen.limit))
             print(".", end="", flush=True, file=sys.stderr)
         if count:

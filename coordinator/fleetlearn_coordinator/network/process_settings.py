@@ -57,15 +57,6 @@ def keep_freed_memory() -> None:
     mallopt(_M_TOP_PAD, 2**20)
 
 
-def shrink_tls_buffers() -> None:
-    """Have asyncio read from TLS connections in parts of one record. By itself it keeps 256 KiB for
-    each connection: 1,000 idle ones take 277 MiB, and 43 MiB with this. asyncio has no setting for
-    it."""
-    import asyncio.sslproto
-
-    asyncio.sslproto.SSLProtocol.max_size = 2**14
-
-
 def raise_file_limit() -> None:
     """Allow as many open connections as the system lets this process have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

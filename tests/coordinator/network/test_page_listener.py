@@ -363,7 +363,7 @@ def test_what_a_bad_request_took_is_freed_without_a_garbage_collection(
     tls = Tls(certificate=tmp_path / CERTIFICATE, key=tmp_path / KEY)
 
     def left() -> int:
-        return sum(type(each) in (h11.Connection, SSLProtocol) for each in gc.get_objects())
+        return sum(isinstance(each, h11.Connection | SSLProtocol) for each in gc.get_objects())
 
     async def check() -> None:
         async with listening(folder) as port, listening(folder, tls=tls) as tls_port:
