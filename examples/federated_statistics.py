@@ -1,11 +1,15 @@
 """Federated statistics on one machine: three devices with a table each, and what came out beside
 the same numbers of all rows in one place.
 
-    python examples/federated_statistics.py [FOLDER]
+    python examples/federated_statistics.py [--secure] [FOLDER]
+
+--secure: the devices mask their sums in pairs, so that the coordinator learns nothing but the total
+of all three. The result is the same, to the last bit.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import socket
@@ -19,6 +23,11 @@ import numpy as np
 
 HERE = Path(__file__).parent
 ROWS = {"north": 1000, "south": 400, "west": 150}
+SECURE = """
+[secure]
+mode = "pairwise"
+dropouts = 0.0                   # of three devices none may vanish in the middle of a round
+"""
 
 
 def table(rows: int, seed: int) -> dict[str, Any]:
@@ -38,7 +47,7 @@ def command(name: str, *words: str) -> list[str]:
     return [found, *words]
 
 
-def run(folder: Path) -> dict[str, Any]:
+def run(folder: Path, *, secure: bool) -> dict[str, Any]:
     """Serve the questions to three devices until the run is over. Returns all rows."""
     tables = {name: table(rows, seed) for seed, (name, rows) in enumerate(ROWS.items())}
     for name, columns in tables.items():
@@ -47,7 +56,7 @@ def run(folder: Path) -> dict[str, Any]:
     make = ["make-bundle", str(questions), "--output", str(bundle)]
     subprocess.run(command("fleetlearn-coordinator", *make), check=True)
     plan = folder / "statistics.toml"
-    shutil.copy(HERE / "statistics.toml", plan)
+    plan.write_text((HERE / "statistics.toml").read_text() + (SECURE if secure else ""))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -73,8 +82,8 @@ def run(folder: Path) -> dict[str, Any]:
     return {name: np.concatenate([each[name] for each in tables.values()]) for name in table(1, 0)}
 
 
-def main(folder: Path) -> None:
-    pooled = run(folder)
+def main(folder: Path, *, secure: bool) -> None:
+    pooled = run(folder, secure=secure)
     show = ["result", str(folder / "statistics.toml")]
     subprocess.run(command("fleetlearn-coordinator", *show), check=True)
     printed = subprocess.check_output(command("fleetlearn-coordinator", *show, "--json"))
@@ -93,8 +102,9 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(Path(sys.argv[1]))
-    else:
-        with tempfile.TemporaryDirectory() as made:
-            main(Path(made))
+    parser = argparse.ArgumentParser(description="Federated statistics on one machine.")
+    parser.add_argument("folder", nargs="?", type=Path, help="where files go; default: none stay")
+    parser.add_argument("--secure", action="store_true", help="mask the devices' sums")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        main(given.folder or Path(made), secure=given.secure)

@@ -207,11 +207,17 @@ def test_everybody_killed_at_random_changes_nothing(
     check(run, plan, expected)
 
 
-def test_the_example_shows_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("--secure",)])
+def test_the_example_shows_it(tmp_path: Path, options: tuple[str, ...]) -> None:
     script = ROOT / "examples" / "federated_statistics.py"
     done = subprocess.run(
-        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=300, check=True
+        [sys.executable, script, tmp_path, *options],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
     )
     lines = [line.split() for line in done.stdout.splitlines() if " of age " in f"{line} "]
     assert len(lines) == 3
     assert all(float(line[-1]) < 1e-6 for line in lines), done.stdout
+    assert ("[secure]" in (tmp_path / "statistics.toml").read_text()) == bool(options)

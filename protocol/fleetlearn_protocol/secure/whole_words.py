@@ -36,7 +36,7 @@ def sums_to_words(sums: Sums) -> Words:
     words[..., 0] = bits & np.uint64(_PART)
     words[..., 1] = (bits >> np.uint64(PART_BITS)) & np.uint64(_PART)
     words[..., 2] = bits >> np.uint64(2 * PART_BITS)
-    return words.reshape(*sums.shape[:-1], -1)
+    return words.reshape(*sums.shape[:-1], WORDS * sums.shape[-1])
 
 
 def words_to_sums(words: Words, updates: int, reports: int) -> Sums:

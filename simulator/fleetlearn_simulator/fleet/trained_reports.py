@@ -64,8 +64,8 @@ def parts_to_add(reports: ReportColumns, kept: UpdateFile | None) -> dict[str, P
     """Return the parts in the form in which they are added. Large ones are added at once: to
     collect them would only cost memory. ``kept``: where updates are kept until the round ends, if
     the aggregator needs each of them."""
-    updates = reports.parts[UPDATE]
-    if isinstance(updates, np.ndarray) and updates.shape[1] < LARGE_UPDATE:
+    updates = reports.parts.get(UPDATE)
+    if updates is None or (isinstance(updates, np.ndarray) and updates.shape[1] < LARGE_UPDATE):
         return dict(reports.parts)
     parts: dict[str, PartColumn] = {
         part: [reports.update(part, row) for row in range(len(reports))] for part in reports.parts

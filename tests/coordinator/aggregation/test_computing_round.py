@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.computations.registry import BadTotalError
+from fleetlearn_coordinator.aggregation.computations.statistics import result
 from fleetlearn_coordinator.aggregation.model_state import make_state
 from fleetlearn_coordinator.aggregation.modular_sum import UnmaskError
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
@@ -189,3 +190,16 @@ def test_a_report_of_another_length_adds_nothing(tmp_path: Path) -> None:
     round_.add(columns)
     with pytest.raises(ValueError, match="the sum is of shape"):
         round_.sums.add_waiting()
+
+
+def test_the_difference_of_two_totals_tells_of_the_device_that_left(tmp_path: Path) -> None:
+    """What secure aggregation does not hide: 9 rows of three devices, and 5 of two of them."""
+    counted = []
+    for devices in (3, 2):
+        round_, sums = begun(tmp_path, MASKED)
+        columns, masks = masked(sums[:devices])
+        round_.accept(columns)
+        round_.add(columns)
+        made, _ = round_.commit(1, round_.summary({}), masks=masks)
+        counted.append(result(made.model, ASKED)["rows"])
+    assert counted[0] - counted[1] == sums[2, 0] == 4

@@ -12,7 +12,7 @@ from fleetlearn_coordinator.conversation.uploads import Upload, Uploads, check_p
 from fleetlearn_coordinator.service.training_run.spooled_update import SpooledUpdate
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_protocol import Code, ProtocolError
-from fleetlearn_protocol.encodings import FLOAT32, INT64, MASKED, find_encoding
+from fleetlearn_protocol.encodings import FLOAT32, INT64, MASKED, MASKED64, find_encoding
 from fleetlearn_protocol.formats.whole import sums_to_bytes
 from fleetlearn_protocol.frames import CHUNK_BYTES, Chunk, pack_chunks, unpack_chunk
 from fleetlearn_protocol.messages import Report
@@ -111,6 +111,36 @@ def test_sums_come_without_the_zeros_at_their_end(blobs: FileBlobs) -> None:
         upload.receive(unpack_chunk(message))
     upload.check_complete()
     assert upload.largest == {"sums": 7.0}
+
+
+def test_masked_sums_come_whole(blobs: FileBlobs) -> None:
+    """Where their zeros begin would tell of the device; each is twelve bytes, whatever they are."""
+    words = np.random.default_rng(1).integers(0, 2**32, 15, np.uint32)
+    part = MASKED64.part("sums", words.tobytes())
+    report = msgspec.structs.replace(report_of("t1"), parts=(part,))
+    asked, five = {"sums": "masked64"}, {"sums": 5}.__getitem__
+    check_parts(report, asked, five)
+    for size in (12, 48, 40, 64, 72):
+        wrong = msgspec.structs.replace(part, size=size)
+        with pytest.raises(ProtocolError, match="its 5 elements take 60") as refused:
+            check_parts(msgspec.structs.replace(report, parts=(wrong,)), asked, five)
+        assert refused.value.code is Code.WRONG_LENGTH
+    for encoding in ("int64", "masked"):
+        wrong = msgspec.structs.replace(part, encoding=encoding)
+        with pytest.raises(ProtocolError) as refused:
+            check_parts(msgspec.structs.replace(report, parts=(wrong,)), asked, five)
+        assert refused.value.code is Code.WRONG_PARTS
+    uploads = make(1)
+    upload = uploads.offer("device", report, blobs, five)
+    assert list(uploads.grants(0.0)) == [upload]
+    for message in pack_chunks(upload.transfer, words.tobytes()):
+        upload.receive(unpack_chunk(message))
+    upload.check_complete()
+    assert upload.largest == {"sums": 0.0}
+    sums = SpooledUpdate(blobs, finished(uploads, upload), part, 0, 5)
+    np.testing.assert_array_equal(np.concatenate([each.copy() for each in sums.words()]), words)
+    with pytest.raises(ProtocolError, match="came as masked64; int64 was expected"):
+        next(sums.whole_numbers())
 
 
 def masked_report(words: np.ndarray) -> Report:

@@ -30,6 +30,7 @@ def test_rows_of_devices_are_the_words_of_each() -> None:
     expected = np.stack([sums_to_words(row) for row in rows])
     np.testing.assert_array_equal(sums_to_words(rows), expected)
     np.testing.assert_array_equal(sums_to_words(np.asfortranarray(rows)), expected)
+    assert sums_to_words(rows[:0]).shape == (0, 7 * WORDS)
 
 
 @pytest.mark.parametrize("devices", [2, 3, 100])

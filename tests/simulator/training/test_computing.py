@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from computing import computed
 from fleetlearn_coordinator.aggregation.computations.statistics import result
+from fleetlearn_device.computations import registry
 from fleetlearn_protocol.computations.settings import CategoryColumn, NumberColumn, Statistics
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.run import Options, simulate
@@ -87,6 +88,67 @@ def test_devices_that_fail_and_a_coordinator_that_dies_leave_true_totals(tmp_pat
         sum(rows) + found["columns"]["age"]["below"] + found["columns"]["age"]["above"]
         == (found["rows"])
     )
+
+
+MASKS = {"coordinator": {"masks": True}}
+HELPER = {
+    "mode": "helper",
+    "helper": "https://helper:8770",
+    "key": "a" * 64,
+    "certificate": "b" * 64,
+}
+PAIRWISE = {"mode": "pairwise"}
+
+
+@pytest.mark.parametrize(
+    ("secure", "more"),
+    [(HELPER, {}), (HELPER, MASKS), (PAIRWISE, {})],
+    ids=["words", "masks", "pairs"],
+)
+def test_with_secure_aggregation_the_state_is_the_same(
+    tmp_path: Path, secure: dict[str, Any], more: dict[str, Any]
+) -> None:
+    of = scenario(tmp_path, plan={"secure": secure}, **more)
+    outcome = simulate(of, tmp_path / "run", ALONE)
+    assert outcome is not None
+    expected, states = computed(ASKED, own_tables(tmp_path, 12))
+    assert outcome.model.tobytes() == states[-1].tobytes()
+    assert outcome.summary["result"] == expected
+    assert "sums of at least 12 devices, whole" in outcome.summary["secure"]
+    assert outcome.summary["reports"] == 12 * len(states)
+
+
+def test_masked_sums_are_exact_whoever_fails(tmp_path: Path) -> None:
+    """The real helper's masks are taken off what is left of a round."""
+    failing = {"train": 0.3, "crash": 0.2}
+    runs = []
+    for plan, more in (({}, {}), ({"secure": {**HELPER, "minimum": 2}}, MASKS)):
+        of = scenario(tmp_path, 40, goal=20, failures=failing, plan=plan, **more)
+        outcome = simulate(of, tmp_path / f"run{len(runs)}", ALONE)
+        assert outcome is not None
+        assert outcome.summary["lost"]
+        runs.append(outcome)
+    assert runs[0].model.tobytes() == runs[1].model.tobytes()
+
+
+def test_a_device_gives_back_sums_that_might_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else could see that they are too large."""
+    compute = registry.REGISTRY["statistics"]
+
+    def large(state: Any, columns: Any, settings: Any) -> np.ndarray:
+        sums = compute(state, columns, settings)
+        if len(columns["age"]) == 5:  # of device 0, 7, 14 ...
+            sums[1] = 2**62 // 12 + 1
+        return sums
+
+    monkeypatch.setitem(registry.REGISTRY, "statistics", large)
+    of = scenario(tmp_path, 20, goal=12, plan={"secure": HELPER})
+    outcome = simulate(of, tmp_path / "run", ALONE)
+    assert outcome is not None
+    assert outcome.summary["lost"]["failed: diverged"] > 0
+    assert outcome.summary["result"]["devices"] == 12
 
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
