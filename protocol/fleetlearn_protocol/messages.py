@@ -358,7 +358,7 @@ class Report(Message, frozen=True, tag="report"):
     """The device does not have the tied vectors that the task goes on from (`kept`) any more, and
     began from zeros."""
     clipped: bool | None = None
-    """Whether the update was longer than the task's `clip` and was scaled down to it. null: the
+    """Whether the update (or the sums) was longer than the task's `clip` and scaled down. null: the
     device did not look, or does not say."""
     sealed: Bytes80 | None = None
     """The seed of the update's mask, sealed for the helper, where the task has one."""
@@ -486,8 +486,9 @@ class Task(Message, frozen=True, tag="task"):
     """Passes over the device's examples in which its personal model or parameters are trained by
     themselves, where the algorithm has such passes. null: as many as `epochs`."""
     clip: Positive | None = None
-    """The greatest L2 norm that the part `update` may have, as its bytes mean it. The device scales
-    a longer one down. null: any."""
+    """The greatest L2 norm that the part `update` may have, as its bytes mean it, or the clip norm
+    of the part `sums` (section 4, "Computations"). The device scales a longer one down. null:
+    any."""
     local_noise: Positive | None = None
     """Standard deviation of the noise that the device adds to each element of the clipped update.
     null: none."""

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 from fleetlearn_protocol.computations.fixed_point import MOST
 from fleetlearn_protocol.computations.layout import Sums
+from fleetlearn_protocol.computations.private_sums import LENGTH, is_short
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation.aggregators import Aggregator, Column, Tensors
+from fleetlearn_coordinator.aggregation.reports import PartColumn
 from fleetlearn_coordinator.aggregation.updates import (
     NO_VALUES,
     Result,
@@ -28,7 +30,7 @@ from fleetlearn_coordinator.aggregation.updates import (
     whole_numbers_of,
 )
 
-NAME = "exact sums"
+NAME, PRIVATE = "exact sums", "exact sums of clipped ones"
 
 
 @dataclass(slots=True, eq=False)
@@ -41,17 +43,18 @@ class ExactSums:
     """How many devices' sums are in it."""
 
 
-def exact_sums(size: int, reports: int) -> Aggregator[Any]:
-    """Return the aggregator of S = ``size`` sums. ``reports``: the most that a round has. Its
-    state's ``total`` is what a computation goes on from; it has no mean."""
+def exact_sums(size: int, reports: int, *, private: bool = False) -> Aggregator[Any]:
+    """Return the aggregator of S = ``size`` sums. ``reports``: the most that a round has.
+    ``private``: whether each device's are clipped, as private_sums.py writes them. Its state's
+    ``total`` is what a computation goes on from; it has no mean."""
     most = MOST // reports
     return Aggregator(
-        name=NAME,
+        name=PRIVATE if private else NAME,
         init=lambda model_size: ExactSums(np.zeros(size, np.int64)),
         check=partial(_check, most),
         passes_check=lambda largest, weights: largest <= most,
-        add=partial(_add, reports),
-        add_many=partial(_add_many, reports),
+        add=partial(_add, reports, private),
+        add_many=partial(_add_many, reports, private),
         merge=partial(_merge, reports),
         result=_result,
         to_tensors=lambda state: {
@@ -82,8 +85,31 @@ def _check_room(state: ExactSums, more: int, reports: int) -> None:
         raise ValueError(f"{state.devices + more} devices' sums were given; a round has {reports}")
 
 
+def check_short(sums: Sums) -> None:
+    """Raise ProtocolError (norm-too-large) unless a device's sums, (S,), are clipped."""
+    if not is_short(sums):
+        raise ProtocolError(
+            Code.NORM_TOO_LARGE,
+            f"sums came whose L2 norm is above {LENGTH}, which is what the clip norm of the task "
+            "is in whole numbers; the device's software does not clip sums",
+        )
+
+
+def short_ones(column: PartColumn) -> NDArray[np.bool_]:
+    """Return which of the devices' sums are clipped, (n,)."""
+    if isinstance(column, np.ndarray):
+        return np.array([is_short(row) for row in column], np.bool_)
+    return np.array([is_short(read_sums(each)) for each in column], np.bool_)
+
+
+def read_sums(update: Update) -> Sums:
+    """Return all of a device's sums that came, int64; those after them are 0."""
+    return np.concatenate([part.copy() for part in whole_numbers_of(update)])
+
+
 def _add(
     reports: int,
+    private: bool,
     state: ExactSums,
     update: Update,
     weight: int,
@@ -94,7 +120,9 @@ def _add(
     _check_factor(factor)
     _check_room(state, 1, reports)
     # All of it is read first: nothing is added where it cannot be.
-    sums = np.concatenate([part.copy() for part in whole_numbers_of(update)])
+    sums = read_sums(update)
+    if private:
+        check_short(sums)
     if not 0 < len(sums) <= len(state.total):
         raise ValueError(f"{len(sums)} sums were given; the total has {len(state.total)}")
     state.total[: len(sums)] += sums  # those that did not come are 0
@@ -103,6 +131,7 @@ def _add(
 
 def _add_many(
     reports: int,
+    private: bool,
     state: ExactSums,
     parts: Sequence[NDArray[Any]],
     weights: NDArray[np.int64],
@@ -117,6 +146,9 @@ def _add_many(
         if rows.dtype != np.int64:
             raise ValueError(f"sums of type {rows.dtype} were given; expected int64")
         _check_shape(rows.shape[1:], state)
+        if private:
+            for row in rows:
+                check_short(row)
     for rows in parts:
         state.total += rows.sum(axis=0)
         state.devices += len(rows)

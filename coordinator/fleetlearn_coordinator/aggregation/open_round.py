@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_protocol.computations.layout import Sums
+from fleetlearn_protocol.computations.private_sums import in_rows
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.messages import BUFFERS, CONTROL, SUMS, UPDATE
 from fleetlearn_protocol.secure.fixed_point import WeightedSum, Words
@@ -33,7 +34,12 @@ from fleetlearn_coordinator.aggregation.accepted_reports import (
 from fleetlearn_coordinator.aggregation.commit import NextModel, TaskBase, next_model
 from fleetlearn_coordinator.aggregation.computations.registry import RunComputation
 from fleetlearn_coordinator.aggregation.exact_mean import add_up
-from fleetlearn_coordinator.aggregation.exact_sums import ExactSums
+from fleetlearn_coordinator.aggregation.exact_sums import (
+    ExactSums,
+    check_short,
+    read_sums,
+    short_ones,
+)
 from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.modular_sum import (
     FixedPoint,
@@ -142,6 +148,8 @@ class OpenRound:
         passes = self.sums.passes_check(reports)
         if BUFFERS in reports.largest:
             passes &= np.isfinite(reports.largest[BUFFERS])
+        if self.rules.clips_sums:
+            passes &= short_ones(reports.parts[SUMS])
         if reports.weighed:
             weighing, state = self.rules.weighing, self.weighing_state
             passes &= [weighing.passes_check(each, state) for each in reports.weighed]
@@ -154,6 +162,8 @@ class OpenRound:
         if not isfinite(largest.get(BUFFERS, 0.0)):
             raise ProtocolError(Code.NOT_FINITE, "a value of the model's buffers is not finite")
         self.sums.check(largest, int(reports.weights[row]))
+        if self.rules.clips_sums:
+            check_short(read_sums(reports.update(SUMS, row)))
         if reports.weighed:
             self.rules.weighing.check(reports.weighed[row], self.weighing_state)
 
@@ -288,9 +298,16 @@ class OpenRound:
         self, computation: RunComputation, summary: Mapping[str, Any], masks: Words | None
     ) -> CommittedRound:
         """Return the computation's next state, made of the total of all sums."""
-        before = self.state.model
-        model = computation.advance(before, self._total(masks), len(self))
-        after = replace(self.state, version=self.state.version + 1, model=model)
+        before, privacy, total = self.state.model, self.state.privacy, self._total(masks)
+        if self.rules.privacy is None:
+            model = computation.advance(before, total, len(self))
+        else:
+            released = self._release_sums(total)
+            privacy, summary = released.state, {**summary, **released.summary}
+            scaled = released.mean * self.rules.privacy.goal
+            noise = self.rules.privacy.noise * self.rules.privacy.clip
+            model = computation.advance_noisy(before, scaled, len(self), noise)
+        after = replace(self.state, version=self.state.version + 1, model=model, privacy=privacy)
         own = {"change": change_norm(before, model), "computation": computation.progress(model)}
         return CommittedRound(after, {**summary, **own})
 
@@ -305,6 +322,15 @@ class OpenRound:
         if added.devices != len(self):
             raise ValueError(f"{len(self)} reports count; the sums of {added.devices} are added")
         return added.total
+
+    def _release_sums(self, total: Sums) -> RoundRelease:
+        """Return what a private round releases of its scaled sums: as a mean over the goal."""
+        rules, state = self.rules.privacy, self.state.privacy
+        assert rules is not None
+        assert state is not None, "a private round begins from a private state"
+        if not len(self):
+            raise ValueError("the release of no sums was asked for; add one first")
+        return release_round(rules, state, in_rows(total, rules.clip), (), ())
 
     def _unmasked(self, masks: Words | None) -> WeightedSum | None:
         """Return the sum of a round's masked updates. None: they are not masked."""

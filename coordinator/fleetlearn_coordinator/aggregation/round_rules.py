@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fleetlearn_protocol.messages import SUMS, UPDATE
 
 from fleetlearn_coordinator.aggregation.computations.registry import RunComputation
+from fleetlearn_coordinator.aggregation.exact_sums import PRIVATE as PRIVATE_SUMS
 from fleetlearn_coordinator.aggregation.modular_sum import (
     NAME,
     FixedPoint,
@@ -69,6 +70,13 @@ class RoundRules:
             raise ValueError(f"the aggregator {NAME} is for rounds of masked updates alone")
 
     @property
+    def clips_sums(self) -> bool:
+        """Whether the coordinator sees sums that devices must have clipped, for differential
+        privacy. Masked ones it does not see."""
+        private = self.computation is not None and self.privacy is not None
+        return private and self.secure is None
+
+    @property
     def buffers(self) -> Sequence[slice]:
         """The places of the model's elements that are no trained parameters."""
         return self.optimizer.buffers
@@ -81,6 +89,9 @@ class RoundRules:
 
 def _ways_around(rules: RoundRules, privacy: PrivacyRules) -> Iterator[str]:
     """Yield what of the rules lets something of a device by the sum that the noise is for."""
+    if rules.computation is not None:
+        yield from _ways_around_sums(rules, privacy)
+        return
     if rules.aggregators.keys() != {UPDATE}:
         yield f"the parts {', '.join(rules.aggregators)}: it takes the update alone"
     elif rules.secure is None and rules.aggregators[UPDATE].name != "mean":
@@ -111,6 +122,18 @@ def _ways_around(rules: RoundRules, privacy: PrivacyRules) -> Iterator[str]:
             )
     elif privacy.mechanism != "local" and not _clips_to(rules.weighing.bound, privacy):
         yield f"updates that are not clipped to the norm {privacy.clip:g} of its noise"
+
+
+def _ways_around_sums(rules: RoundRules, privacy: PrivacyRules) -> Iterator[str]:
+    """Yield the same of a round of a computation."""
+    names = [each.name for each in rules.aggregators.values()]
+    wanted = PRIVATE_SUMS if rules.secure is None else NAME
+    if rules.aggregators.keys() != {SUMS} or names != [wanted]:
+        yield f"the aggregators {', '.join(names)}: it takes {wanted} alone"
+    if privacy.mechanism != "gaussian":
+        yield f'the mechanism "{privacy.mechanism}": the noise on sums is "gaussian"'
+    if privacy.largest_weight != 1:
+        yield f"sums that weigh up to {privacy.largest_weight}: they count once"
 
 
 def _clips_to(bound: NormBound | None, privacy: PrivacyRules) -> bool:

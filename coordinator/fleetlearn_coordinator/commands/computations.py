@@ -70,6 +70,9 @@ def _show_statistics(found: dict[str, Any]) -> None:
     for name, column in found["columns"].items():
         is_category = "values" in column
         print(f"\n{name}: {column['missing']} of {found['rows']} rows have no value")
+        if "noise" in found:
+            print("noise is a standard deviation; that of the number of rows is ", end="")
+            print(f"{found['noise']['rows']:.4g}")
         table = plain_table(*(("value", "rows", "share") if is_category else ("", "value", "")))
         rows = _category(column, found["rows"]) if is_category else _numbers(column)
         for row in rows:
@@ -79,12 +82,19 @@ def _show_statistics(found: dict[str, Any]) -> None:
 
 def _category(column: dict[str, Any], rows: int) -> Iterator[tuple[str, str, str]]:
     counts = [(each["value"], each["rows"]) for each in column["values"]]
+    if "noise" in column:
+        yield "(noise)", f"{column['noise']['rows']:.4g}", ""
     for value, count in [*counts, ("(others)", column["others"])]:
         yield value, str(count), f"{count / max(1, rows - column['missing']):.1%}"
 
 
 def _numbers(column: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    if "mean" in column:
+    noise = column.get("noise")
+    if noise is not None and "mean" in column:
+        for kind in ("mean", "deviation"):
+            said = f"noise {noise[kind]:.3g}" if kind in noise else ""
+            yield kind, f"{column[kind]:.6g}", said
+    elif "mean" in column:
         yield "mean", f"{column['mean']:.10g}", f"within {column['mean_error']:.2g}"
         yield "deviation", f"{column['deviation']:.10g}", ""
     for name in ("minimum", "maximum"):
@@ -95,6 +105,8 @@ def _numbers(column: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if column.get("below") or column.get("above"):
         yield "outside of the range", f"{column['below']} below", f"{column['above']} above"
     if histogram := column.get("histogram"):
+        if "noise" in histogram:
+            yield "noise of each count", f"{histogram['noise']:.4g}", ""
         edges, counts = histogram["edges"], histogram["rows"]
         most = max(1, *counts)
         for low, high, count in zip(edges, edges[1:], counts, strict=False):
@@ -106,7 +118,10 @@ def _between(quantile: dict[str, Any]) -> tuple[str, str]:
         return "not known", ""
     if quantile["least"] == quantile["most"]:
         return f"{quantile['value']:.10g}", "exactly"
-    return f"{quantile['value']:.6g}", f"{quantile['least']:.10g} to {quantile['most']:.10g}"
+    # With noise an end may be outside of the column's range.
+    least = "below" if quantile["least"] is None else f"{quantile['least']:.10g}"
+    most = "above" if quantile["most"] is None else f"{quantile['most']:.10g}"
+    return f"{quantile['value']:.6g}", f"{least} to {most}"
 
 
 SHOW = {

@@ -60,7 +60,7 @@ def statement_of(plan: Plan) -> PrivacyStatement:
     except FleetError:
         pass  # the plan may be written before the model is exported
     else:
-        elements = manifest.size
+        elements = None if plan.algorithm.computes else manifest.size
         plan.check_bundle(manifest)
     try:
         return privacy_statement(plan, elements)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
-from fleetlearn_protocol.computations.settings import kind_of
+from fleetlearn_protocol.computations.settings import ComputationSettings, kind_of
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.secure.fixed_point import PART_BITS
 
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
-from fleetlearn_coordinator.plan.plan_rule import PlanRule, leaves_updates_out
+from fleetlearn_coordinator.plan.plan_rule import PlanRule, leaves_updates_out, private_rule
+from fleetlearn_coordinator.plan.privacy_section import PrivacySection
 
 NO_MODEL = "there is no model that could be measured"
 WHOLE = "a device's sums count whole, so that the total is exact"
@@ -31,12 +32,28 @@ def _rule(breaks: Callable[[PlanKeys], object], text: Callable[[PlanKeys], str])
     return PlanRule(lambda plan: plan.algorithm.computes and breaks(plan), told)
 
 
+def _private_rule(
+    breaks: Callable[[PlanKeys, PrivacySection], object],
+    text: Callable[[PlanKeys, PrivacySection], str],
+) -> PlanRule:
+    """Return a rule that only plans of computations with [privacy] must keep."""
+    inner = private_rule(breaks, text)
+    return _rule(inner.breaks, inner.text)
+
+
 def _predicts(kind: str) -> bool:
     """Return whether a computation's state becomes a model."""
     # Late: it imports what the computations compute with.
     from fleetlearn_protocol.computations.kinds import KINDS
 
     return KINDS[kind].infer is not None
+
+
+def _has_bounds(kind: str) -> bool:
+    """Return whether a kind's sums can be clipped."""
+    from fleetlearn_protocol.computations.kinds import KINDS
+
+    return KINDS[kind].groups is not None
 
 
 COMPUTATION_RULES = (
@@ -133,18 +150,37 @@ COMPUTATION_RULES = (
     _rule(
         lambda plan: (
             plan.secure is not None
-            and (plan.secure.clip is not None or plan.secure.bits != PART_BITS)
+            and (
+                plan.secure.bits != PART_BITS
+                or (plan.secure.clip is not None and plan.privacy is None)  # else it is privacy's
+            )
         ),
         lambda plan: (
             "sums are masked whole: nothing is clipped or rounded. Leave secure.clip and "
             "secure.bits out"
         ),
     ),
-    _rule(
-        lambda plan: plan.privacy is not None,
-        lambda plan: (
-            "[privacy] clips and noises the mean of updates of a model, and the total of sums is "
-            "none. Leave [privacy] out"
+    _private_rule(
+        lambda plan, privacy: not _has_bounds(plan.local.algorithm),
+        lambda plan, privacy: (
+            "[privacy] needs a bound on what one row adds to the sums, and here it has none. Leave "
+            "[privacy] out"
+        ),
+    ),
+    _private_rule(
+        lambda plan, privacy: privacy.mechanism != "gaussian",
+        lambda plan, privacy: (
+            f'privacy.mechanism = "{privacy.mechanism}" is for rounds that '
+            "change one model; here each round asks something else, and the coordinator adds noise "
+            'to its total. It needs "gaussian"'
+        ),
+    ),
+    _private_rule(
+        lambda plan, privacy: privacy.clip_quantile is not None,
+        lambda plan, privacy: (
+            "a computation is done before a clip norm could follow what devices send. Leave "
+            "privacy.clip_quantile out; privacy.clip is the number of rows that a device counts as "
+            "without being shortened"
         ),
     ),
 )
@@ -162,8 +198,29 @@ def computation_misfit(plan: PlanKeys, manifest: Manifest) -> str | None:
             "one"
         )
     if kind_of(there) == algorithm:
-        return None
+        return _without_sense(plan, there)
     return (
         f"bundle {manifest.name} has the computation {kind_of(there)} in place of graphs, and "
         f'local.algorithm is "{algorithm}". Set recipe = "{kind_of(there)}"'
+    )
+
+
+def _without_sense(plan: PlanKeys, settings: ComputationSettings) -> str | None:
+    """Return what of the bundle's questions [privacy] would answer with noise alone, or plans noise
+    for that never comes; None: nothing."""
+    from fleetlearn_protocol.computations.kinds import KINDS
+
+    if plan.privacy is None:
+        return None
+    kind = KINDS[kind_of(settings)]
+    if (problem := kind.no_sense_with_noise(settings)) is not None:
+        return f"the questions do not go with [privacy]: {problem}"
+    if kind.releases is None or plan.privacy.noise is not None:
+        return None
+    most = kind.releases(settings)
+    if plan.stop.rounds <= most:
+        return None
+    return (
+        f"stop.rounds = {plan.stop.rounds} with [privacy]: the noise is computed for that many "
+        f"releases, and this computation has {most}. Set stop.rounds = {most}"
     )

@@ -295,9 +295,10 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
 
     def _aggregators_of(self, manifest: Manifest) -> Aggregators:
         if self.algorithm.computes:
-            masked = self.masked_numbers(manifest)
-            size, cohort = manifest.elements_of(SUMS), self.round.cohort
-            return {SUMS: exact_sums(size, cohort) if masked is None else modular_sum(masked)}
+            masked, size = self.masked_numbers(manifest), manifest.elements_of(SUMS)
+            private = self.privacy is not None
+            plain = exact_sums(size, self.round.cohort, private=private)
+            return {SUMS: plain if masked is None else modular_sum(masked)}
         return self.aggregators(manifest.buffers)
 
     def computation(self, manifest: Manifest) -> RunComputation:

@@ -60,7 +60,9 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
         except ValueError as error:
             raise self._misfit(str(error), manifest) from None
         bound = self.aggregation.norm_bound
-        if self.privacy is not None and self.secure is None:  # else devices clip, unwatched
+        # Masked updates are clipped by devices, unwatched; sums are watched by their aggregator.
+        watched = self.secure is None and not self.algorithm.computes
+        if self.privacy is not None and watched:
             bound = private_bound(self.privacy, self.largest_weight, manifest.size)
         return Weighing(rule, bound)
 

@@ -143,6 +143,14 @@ def _distributed(plan: PlanKeys) -> Iterator[str]:
 
 def _clipped(plan: PlanKeys, rules: PrivacyRules) -> str:
     """Return who sees to it that updates are no longer than the clip norm."""
+    if plan.algorithm.computes:
+        return (
+            "What a device sends are sums, scaled so that each of its rows moves them by at most "
+            f"1: a device with up to {rules.clip:g} rows counts whole, and one with more as at "
+            f"least {rules.clip:g} of them. Devices shorten longer sums, and the coordinator "
+            "refuses what is still longer. The noise here is on scaled sums, in rows; "
+            "`fleetlearn-coordinator result` shows the noise of each number that comes out."
+        )
     if rules.mechanism == "local":
         return (
             f"Each device shortens its update to {rules.clip:g} (L2 norm) and adds the noise "

@@ -112,8 +112,8 @@ def _unfit_sums(masked: str, task: Task, secure: SecureTask) -> str | None:
     can."""
     if secure.reports is None:
         return f"{masked} of sums, and does not say how many are added up (`secure.reports`)"
-    if task.clip is not None or secure.noise is not None or secure.least_factor is not None:
-        return f"{masked} of sums, which are not clipped, noised or multiplied"
+    if secure.noise is not None or secure.least_factor is not None:
+        return f"{masked} of sums, which are not noised or multiplied"
     if secure.bits != PART_BITS:
         return f"{masked} of sums in words of {secure.bits} bits; expected {PART_BITS}"
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fleetlearn_protocol.messages import UPDATE, Question, Task
+from fleetlearn_protocol.messages import SUMS, UPDATE, Question, Task
 from fleetlearn_protocol.task_names import run_of
 
 from fleetlearn_device.session.secure_demands import HARMLESS_KINDS, MASKED_ONCE, is_masked
@@ -100,6 +100,8 @@ def _not_private(task: Task | Question) -> str | None:
         return "the task does not bound the update (`clip`)"
     if task.privacy is None:
         return "the task does not say what the run has spent of its privacy (`privacy`)"
+    if [*task.parts] == [SUMS]:
+        return None  # the clip norm is theirs
     if others := [name for name in task.parts if name != UPDATE]:
         return f"the task asks for the part {others[0]}, which is neither bounded nor hidden"
     return None

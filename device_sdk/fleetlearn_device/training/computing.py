@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from fleetlearn_protocol.computations.kinds import KINDS
 from fleetlearn_protocol.computations.layout import Sums
+from fleetlearn_protocol.computations.private_sums import clip_sums
 from fleetlearn_protocol.computations.settings import kind_of
 from fleetlearn_protocol.encodings import INT64, MASKED64
 from fleetlearn_protocol.formats.whole import sums_to_bytes
@@ -57,6 +59,11 @@ def check_computation(task: Task, manifest: Manifest) -> None:
             f"a computation was asked for the parts {', '.join(parts)}; its only part is {SUMS}, "
             f"as {encoding}"
         )
+    if task.clip is not None and KINDS[algorithm].groups is None:
+        raise UnsupportedError(
+            f"the task asks for clipped sums of the computation {algorithm}, which this device "
+            "cannot clip. Coordinator and device may be of different versions: update both"
+        )
 
 
 def compute(
@@ -69,7 +76,8 @@ def compute(
     should_stop: Callable[[], bool],
     on_batch: Callable[[int], None],
 ) -> ComputedSums:
-    """Return the sums over all of the device's rows, those that are held out of trainings too.
+    """Return the sums over all of the device's rows, those that are held out of trainings too; as
+    private_sums.py writes them where the task has a clip norm.
 
     end: of the time that there is (``time.monotonic``). on_batch: called after each batch with
     their number. Raises DataError (rows that cannot be added up), StoppedError, OutOfTimeError.
@@ -94,6 +102,11 @@ def compute(
         sums: Sums = sum_up(state, watched(), manifest.computation)
     except ValueError as error:
         raise DataError(str(error)) from None
+    clipped: bool | None = None
+    if task.clip is not None:
+        groups = KINDS[task.algorithm].groups
+        assert groups is not None, "check_computation has seen to that"
+        sums, clipped = clip_sums(sums, groups(manifest.computation, state), task.clip)
     report = Report(
         task=task.task,
         round=task.round,
@@ -104,6 +117,7 @@ def compute(
         complete=True,
         loss=0.0,
         seconds=time.monotonic() - began,
+        clipped=clipped,
     )
     return ComputedSums(report, sums)
 

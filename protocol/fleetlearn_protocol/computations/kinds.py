@@ -15,6 +15,7 @@ from fleetlearn_protocol.computations import (
 )
 from fleetlearn_protocol.computations.boosting_settings import BoostedComponents, BoostedTrees
 from fleetlearn_protocol.computations.layout import Layout, SumsLayout
+from fleetlearn_protocol.computations.private_sums import Groups
 from fleetlearn_protocol.computations.settings import Statistics
 from fleetlearn_protocol.manifest import Input
 from fleetlearn_protocol.preprocessing import (
@@ -47,6 +48,13 @@ class ComputationKind(NamedTuple):
     """How they are made of a table, where the bundle's maker says nothing else."""
     infer: Callable[[Any, Vector], bytes] | None = None
     """A state as an ONNX file that predicts; None: nothing is predicted."""
+    groups: Callable[[Any, Vector], Groups] | None = None
+    """Settings, state -> how the sums of the next round are scaled and clipped with differential
+    privacy. None: the kind's sums have no such bound."""
+    no_sense_with_noise: Callable[[Any], str | None] = lambda settings: None
+    """What of the settings would find nothing but noise, and what to do; None: nothing."""
+    releases: Callable[[Any], int] | None = None
+    """How many rounds there are at most with differential privacy. None: it is not known."""
 
 
 def _statistics_arrays(settings: Statistics) -> tuple[Input, ...]:
@@ -98,6 +106,9 @@ KINDS: Mapping[str, ComputationKind] = {
         statistics.first_state,
         _statistics_arrays,
         _statistics_preprocessing,
+        groups=statistics.private_groups,
+        no_sense_with_noise=statistics.no_sense_with_noise,
+        releases=lambda settings: settings.rounds,
     ),
     "boosted-trees": ComputationKind(
         BoostedTrees,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fleetlearn_protocol.vector import Vector
 
 Sums: TypeAlias = NDArray[np.int64]
+Number = TypeVar("Number", bound=np.generic)
 LIMB_BITS = (22, 21, 21)
 """Bits of each of the three elements that hold 64 bits, the lowest ones first. Whole numbers below
 2^24 are exact in float32."""
@@ -126,8 +127,8 @@ class SumsLayout:
             place[:] = array.reshape(-1)
         return sums
 
-    def unpack(self, sums: Sums) -> dict[str, Sums]:
-        """Undo ``pack``: name -> int64 array, a view. Raises ValueError on another size."""
+    def unpack(self, sums: NDArray[Number]) -> dict[str, NDArray[Number]]:
+        """Undo ``pack``: name -> array, a view. Raises ValueError on another size."""
         if sums.shape != (self.size,):
             raise ValueError(f"sums of shape {sums.shape} were given; expected ({self.size},)")
         found, end = {}, 0

@@ -13,13 +13,14 @@ found exactly.
 
 from __future__ import annotations
 
-from math import frexp, isfinite
+from math import frexp, isfinite, ldexp, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetlearn_protocol.computations.layout import Layout, StateField, SumsLayout
+from fleetlearn_protocol.computations.private_sums import SumsGroup
 from fleetlearn_protocol.computations.settings import (
     BINS,
     CategoryColumn,
@@ -108,6 +109,9 @@ def state_layout(settings: Statistics) -> Layout:
         StateField("devices", (), "int64"),  # of the last round
         StateField("rows", (), "int64"),  # of the last round
         StateField("done", (), "int64"),
+        # With differential privacy the standard deviation of the noise of each scaled sum in the
+        # last round, in rows; else 0.
+        StateField("noise"),
     ]
     for i, number in enumerate(settings.numbers):
         asked = len(quantiles_of(number))
@@ -175,3 +179,75 @@ def words_of(texts: NDArray[Any], longest: int) -> NDArray[np.int64]:
     """Return byte strings (dtype S, shape (n,)) as int64, shape (n, longest / 8)."""
     padded = texts.astype(f"S{longest}")
     return np.ascontiguousarray(padded).view("<i8").reshape(len(texts), -1).astype(np.int64)
+
+
+# With differential privacy
+
+
+def no_sense_with_noise(settings: Statistics) -> str | None:
+    """Return what of the settings would find nothing but noise, and what to do; None: nothing."""
+    for number in settings.numbers:
+        if number.range is None:
+            return (
+                f"column {number.name} has no range. Its least and greatest values would be those "
+                "of single devices, which noise hides. Give it a range that everybody may know"
+            )
+        if {0.0, 1.0} & {*number.quantiles}:
+            return (
+                f"column {number.name} asks for the quantile 0 or 1, a single row's value, which "
+                "noise hides. Ask for such as 0.05 and 0.95"
+            )
+        if number.quantiles and number.bins < 2:
+            return (
+                f"column {number.name} has quantiles and {number.bins} bins. Here quantiles are "
+                "read off the histogram, in one round, to within a bin. Give it bins, such as 256"
+            )
+    found = any(not category.values for category in settings.categories)
+    rounds = SKETCHED + 1 if found else 1
+    if settings.rounds != rounds:
+        why = "two that find values, and one that counts" if found else "all is counted at once"
+        return (
+            f"rounds = {settings.rounds}, and each round spends privacy. Set rounds = {rounds}: "
+            f"{why}"
+        )
+    return None
+
+
+def private_groups(settings: Statistics, state: NDArray[np.float32]) -> tuple[SumsGroup, ...]:
+    """Return the sums that the next round releases; of the last one, where it is over."""
+    known, layout = state_layout(settings).unpack(state), sums_layout(settings)
+    places = layout.unpack(np.arange(layout.size))
+    if not known["measures"]:
+        return tuple(
+            SumsGroup(
+                places[f"category{i}.sketch"].reshape(-1),
+                # A row is in one bucket of each hash, and may have all bits.
+                sqrt(HASHES * (1 + 8 * category.longest)),
+            )
+            for i, category in enumerate(settings.categories)
+            if not category.values
+        )
+    groups = [SumsGroup(places["rows"].reshape(-1), 1.0)]
+    for i in range(len(settings.numbers)):
+        groups.append(counted_group(settings, i))
+        low, high = known[f"number{i}.range"].tolist()
+        farthest = ldexp(high - low, -unit_of(low, high)) / 2 + 1  # rounded, in units
+        total, upper, _ = places[f"number{i}.moments"]
+        groups.append(SumsGroup(np.array([total]), farthest))
+        # The lower part of the squares is less than one of these, for each row.
+        groups.append(SumsGroup(np.array([upper]), ldexp(farthest**2, -SQUARE_BITS)))
+    for i in range(len(settings.categories)):
+        counted = [places[f"category{i}.missing"].reshape(-1), places[f"category{i}.counts"]]
+        groups.append(SumsGroup(np.concatenate(counted), 1.0))
+    return tuple(groups)
+
+
+def counted_group(settings: Statistics, column: int) -> SumsGroup:
+    """Return the group of the counts of a column of numbers: rows with a missing value, below the
+    range, in each bin, above the range. Each row is in one of them."""
+    layout = sums_layout(settings)
+    places = layout.unpack(np.arange(layout.size))
+    missing, below, above = places[f"number{column}.counts"]
+    bins = places[f"number{column}.histogram"]
+    asked = bool(settings.numbers[column].quantiles)
+    return SumsGroup(np.array([missing, below, *bins, above]), 1.0, ordered=asked)

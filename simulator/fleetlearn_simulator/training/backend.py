@@ -129,6 +129,9 @@ class LocalSettings(NamedTuple):
     personal_epochs: int | None = None
     """Passes in which what is the device's own is trained by itself. None: as many as
     ``epochs``."""
+    clip: float | None = None
+    """The clip norm of devices' sums, where they compute some with differential privacy. None: they
+    are not clipped; updates are clipped elsewhere."""
 
     @property
     def passes(self) -> int:
@@ -146,6 +149,7 @@ def local_settings(plan: Plan, bundle: Bundle) -> LocalSettings:
         local.batch_size,
         local.algorithm,
         local.personal_epochs,
+        plan.privacy.clip if plan.privacy is not None and plan.algorithm.computes else None,
     )
 
 

@@ -10,7 +10,12 @@ from fleetlearn_device.computations.columns import Columns
 from fleetlearn_device.computations.registry import BATCH, sum_up
 from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.computations.kinds import KINDS
+from fleetlearn_protocol.computations.layout import Sums
+from fleetlearn_protocol.computations.private_sums import clip_sums
+from fleetlearn_protocol.computations.settings import kind_of
 from fleetlearn_protocol.messages import SUMS, Evaluation
+from fleetlearn_protocol.vector import Vector
 from msgspec import UNSET
 
 from fleetlearn_simulator.data.sources import Source
@@ -43,6 +48,7 @@ class ComputesSums:
         self._settings, self._source = settings, source
         self._names = [row.name for row in bundle.manifest.batch]
         self._size = bundle.manifest.elements_of(SUMS)
+        self._clip, self._groups = task.clip, KINDS[kind_of(settings)].groups
 
     def train(self, inputs: RoundInputs, jobs: Sequence[Job]) -> TrainedDevices:
         """Return the devices' sums as the vectors ``sums``, int64, shape (n, S). There is no
@@ -55,7 +61,7 @@ class ComputesSums:
             columns = dict(zip(self._names, arrays, strict=True))
             examples[row] = len(arrays[0])
             try:
-                sums[row] = sum_up(inputs.model, _batches(columns), self._settings)
+                sums[row] = self._sums(inputs.model, columns)
             except ValueError:  # too large: the device gives its task back
                 failed[row] = True
         return TrainedDevices(
@@ -71,6 +77,14 @@ class ComputesSums:
             # Whole numbers among vectors of floats: they are only handed on.
             vectors={SUMS: sums},  # type: ignore[dict-item]
         )
+
+    def _sums(self, state: Vector, columns: Columns) -> Sums:
+        """Return what a device sends. Raises ValueError where a sum is too large."""
+        sums = sum_up(state, _batches(columns), self._settings)
+        if self._clip is None:
+            return sums
+        assert self._groups is not None, "the plan's rules see to that"
+        return clip_sums(sums, self._groups(self._settings, state), self._clip).sums
 
     def begin(self, inputs: RoundInputs, jobs: Sequence[Job]) -> ResultReader:
         """Compute devices' sums when the first of them are read, some together: whoever waits for

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from computing import masked_sums, reports_of_sums
 from fleetlearn_coordinator.aggregation.computations.registry import BadTotalError
 from fleetlearn_coordinator.aggregation.computations.statistics import result
 from fleetlearn_coordinator.aggregation.model_state import make_state
 from fleetlearn_coordinator.aggregation.modular_sum import UnmaskError
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
-from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.updates import MaskedArray
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_protocol.computations.settings import NumberColumn, Statistics
-from fleetlearn_protocol.secure.masks import mask_of
-from fleetlearn_protocol.secure.whole_words import sums_to_words
 from plans import SECURE
 from statistics_bundle import PLAN, statistics_bundle
 
@@ -40,21 +37,6 @@ def begun(folder: Path, plan: str = PLAN) -> tuple[OpenRound, np.ndarray]:
     return OpenRound(rules, state), sums
 
 
-def reports(sums: np.ndarray) -> ReportColumns:
-    count = len(sums)
-    ones: Any = np.ones(count, np.int64)
-    return ReportColumns(
-        weights=ones,
-        examples=ones,
-        steps=ones,
-        complete=ones > 0,
-        loss=np.zeros(count),
-        metrics={},
-        largest={"sums": np.abs(sums).max(axis=1).astype(np.float64)},
-        parts={"sums": sums},
-    )
-
-
 def test_blocks_and_single_reports_make_the_same_state(tmp_path: Path) -> None:
     models = []
     for blocks in (
@@ -64,7 +46,7 @@ def test_blocks_and_single_reports_make_the_same_state(tmp_path: Path) -> None:
     ):
         round_, sums = begun(tmp_path)
         for block in blocks:
-            received = round_.receive(reports(sums[block]))
+            received = round_.receive(reports_of_sums(sums[block]))
             assert received.refusal is None
             round_.accept(received.accepted)
             round_.add(received.accepted)
@@ -79,7 +61,7 @@ def test_blocks_and_single_reports_make_the_same_state(tmp_path: Path) -> None:
 
 def test_a_report_that_counts_and_is_not_added_is_a_fault(tmp_path: Path) -> None:
     round_, sums = begun(tmp_path)
-    round_.accept(reports(sums))
+    round_.accept(reports_of_sums(sums))
     with pytest.raises(ValueError, match="3 reports count; the sums of 0 are added"):
         round_.commit(1, round_.summary({}))
 
@@ -87,7 +69,7 @@ def test_a_report_that_counts_and_is_not_added_is_a_fault(tmp_path: Path) -> Non
 def test_the_first_report_that_is_too_large_is_refused(tmp_path: Path) -> None:
     round_, sums = begun(tmp_path)
     sums[1, 0] = 2**61
-    received = round_.receive(reports(sums))
+    received = round_.receive(reports_of_sums(sums))
     assert received.refusal is not None
     assert (received.refusal.row, len(received.accepted)) == (1, 1)
 
@@ -95,29 +77,19 @@ def test_the_first_report_that_is_too_large_is_refused(tmp_path: Path) -> None:
 def test_a_total_that_can_be_none_is_said(tmp_path: Path) -> None:
     round_, sums = begun(tmp_path)
     sums[0, 0] = -100
-    round_.accept(reports(sums))
-    round_.add(reports(sums))
+    round_.accept(reports_of_sums(sums))
+    round_.add(reports_of_sums(sums))
     with pytest.raises(BadTotalError, match="a total of -93 rows"):
         round_.commit(1, round_.summary({}))
 
 
-def masked(sums: np.ndarray) -> tuple[ReportColumns, np.ndarray]:
-    """Return the reports of devices that mask these sums, and the sum of their masks."""
-    words = sums_to_words(sums)
-    masks = np.stack([mask_of(bytes([row]) * 32, words.shape[1]) for row in range(len(sums))])
-    found = replace(
-        reports(sums), parts={"sums": words + masks}, largest={"sums": np.zeros(len(sums))}
-    )
-    return found, masks.sum(axis=0, dtype=np.uint32)
-
-
 def test_masked_sums_make_the_state_of_plain_ones(tmp_path: Path) -> None:
     plain, sums = begun(tmp_path)
-    plain.accept(reports(sums))
-    plain.add(reports(sums))
+    plain.accept(reports_of_sums(sums))
+    plain.add(reports_of_sums(sums))
     expected, _ = plain.commit(1, plain.summary({}))
     round_, _ = begun(tmp_path, MASKED)
-    columns, masks = masked(sums)
+    columns, masks = masked_sums(sums)
     received = round_.receive(columns)
     assert received.refusal is None
     round_.accept(received.accepted)
@@ -130,12 +102,12 @@ def test_masked_sums_make_the_state_of_plain_ones(tmp_path: Path) -> None:
 def test_masked_sums_are_taken_off_and_saved(tmp_path: Path) -> None:
     """Without the third device, after the state was saved and read again: 5 rows of 2 devices."""
     round_, sums = begun(tmp_path, MASKED)
-    columns, _ = masked(sums)
+    columns, _ = masked_sums(sums)
     round_.accept(columns)
     round_.add(columns)
     round_.sums.add_waiting()
     round_.sums.load_tensors(round_.sums.to_tensors())
-    kept, masks = masked(sums[:2])
+    kept, masks = masked_sums(sums[:2])
     rest = round_.without([kept])
     third = replace(
         columns.first(1),
@@ -152,7 +124,7 @@ def test_masked_sums_are_taken_off_and_saved(tmp_path: Path) -> None:
 
 def test_masks_that_are_not_theirs_make_no_state(tmp_path: Path) -> None:
     round_, sums = begun(tmp_path, MASKED)
-    columns, masks = masked(sums)
+    columns, masks = masked_sums(sums)
     round_.accept(columns)
     round_.add(columns)
     for wrong, said in (
@@ -168,14 +140,14 @@ def test_a_device_can_spoil_a_masked_total_and_impossible_ones_are_said(tmp_path
     """Nobody sees the one device's sum of -100 rows, but the total can be none."""
     round_, sums = begun(tmp_path, MASKED)
     sums[0, 0] = -100
-    columns, masks = masked(sums)
+    columns, masks = masked_sums(sums)
     assert round_.receive(columns).refusal is None
     round_.accept(columns)
     round_.add(columns)
     with pytest.raises(BadTotalError, match="a total of -93 rows"):
         round_.commit(1, round_.summary({}), masks=masks)
     sums[0, 0] = 2**62
-    columns, masks = masked(sums)
+    columns, masks = masked_sums(sums)
     round_, _ = begun(tmp_path, MASKED)
     round_.accept(columns)
     round_.add(columns)
@@ -185,7 +157,7 @@ def test_a_device_can_spoil_a_masked_total_and_impossible_ones_are_said(tmp_path
 
 def test_a_report_of_another_length_adds_nothing(tmp_path: Path) -> None:
     round_, sums = begun(tmp_path, MASKED)
-    columns, _ = masked(sums[:, :-1])
+    columns, _ = masked_sums(sums[:, :-1])
     round_.accept(columns)
     round_.add(columns)
     with pytest.raises(ValueError, match="the sum is of shape"):

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from math import sqrt
 from pathlib import Path
 
+import numpy as np
 import pytest
+from computing import texts
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.__main__ import app
-from fleetlearn_coordinator.commands.computations import _between
+from fleetlearn_coordinator.aggregation.computations.statistics import advance_noisy, result
+from fleetlearn_coordinator.commands.computations import _between, _show_statistics
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.storage.store import open_store
+from fleetlearn_device.computations.registry import sum_up
 from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.computations import statistics
+from fleetlearn_protocol.computations.settings import CategoryColumn, NumberColumn, Statistics
 from peers import write_test_bundle
 from typer.testing import CliRunner
 
@@ -94,3 +101,22 @@ def test_init_writes_a_plan_for_it(plan: Path) -> None:
 def test_numbers_are_shown_in_words() -> None:
     assert _between({"value": 2.0, "least": 2.0, "most": 2.0}) == ("2", "exactly")
     assert _between({"value": 1.5, "least": 1.0, "most": 2.0}) == ("1.5", "1 to 2")
+
+
+def test_noise_is_shown_beside_each_number(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a state as a round with noise leaves it; a quantile's end may be outside of the range."""
+    asked = Statistics(
+        numbers=(NumberColumn("age", range=(0.0, 8.0), quantiles=(0.01, 0.5), bins=2),),
+        categories=(CategoryColumn("smoker", values=("yes", "no")),),
+        rounds=1,
+    )
+    columns = {"age": np.array([1.0, 1.0, 7.0, np.nan]), "smoker": texts(["yes", "", "no", "no"])}
+    total = sum_up(statistics.first_state(asked), [columns], asked)
+    state = advance_noisy(statistics.first_state(asked), total, 3, asked, 0.1)
+    _show_statistics(result(state, asked))
+    shown = capsys.readouterr().out
+    root = 0.1 * sqrt(5)
+    assert f"that of the number of rows is {root:.4g}" in shown
+    assert "below to 4" in shown
+    assert f"(noise)   {root:.4g}" in shown
+    assert "noise of each count" in shown

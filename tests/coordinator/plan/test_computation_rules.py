@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from fleetlearn_coordinator.aggregation.modular_sum import SumWords
 from fleetlearn_coordinator.plan.computation_rules import COMPUTATION_RULES
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_coordinator.privacy.accounting import gaussian_epsilon
+from fleetlearn_protocol.computations.settings import CategoryColumn, NumberColumn, Statistics
 from fleetlearn_protocol.manifest import Manifest
 from plans import PRIVATE, SECURE, SMALL, manifest
 from statistics_bundle import PLAN, QUESTIONS, statistics_bundle
 
+TREES = PLAN.replace("statistics", "boosted-trees")
+AGES = (0.0, 100.0)
 TRAINS = manifest(proximal=False, hyper=(), metrics=("accuracy",))
 BROKEN = {
     "asynchronous": ('participation = "asynchronous"\n', "begin from the same state"),
@@ -37,7 +42,12 @@ BROKEN = {
     "bits of masked sums": (
         f"minimum = 2\n{SECURE.replace('clip = 0.5', 'bits = 20')}", "Leave secure.clip and"
     ),
-    "privacy": (f"{PRIVATE}", "the total of sums is none"),
+    "dp-ftrl": (f'{PRIVATE}mechanism = "dp-ftrl"\n', "each round asks something else"),
+    "local noise": (f'{PRIVATE}mechanism = "local"\n', "the coordinator adds noise to its total"),
+    "a clip norm that moves": (
+        f"{PRIVATE}clip_quantile = 0.5\n",
+        "Leave privacy.clip_quantile out",
+    ),
 }  # fmt: skip
 MASKED = f"minimum = 2\n{SECURE.replace('clip = 0.5', '')}"
 FAMILY = (
@@ -59,6 +69,43 @@ def test_what_would_make_sums_inexact_is_refused_with_the_reason(name: str) -> N
     assert 'local.algorithm = "statistics" computes sums: ' in refused.value.text
 
 
+def test_sums_without_a_bound_are_not_private() -> None:
+    with pytest.raises(PlanError, match="a bound on what one row adds to the sums"):
+        parse(TREES + PRIVATE)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"numbers": (NumberColumn("age"),)}, "column age has no range"),
+        ({"numbers": (NumberColumn("age", AGES, (0.0, 0.5), bins=9),)}, "the quantile 0 or 1"),
+        ({"numbers": (NumberColumn("age", AGES, (0.5,)),)}, "read off the histogram"),
+        ({"numbers": (NumberColumn("age", AGES),), "rounds": 16}, "Set rounds = 1"),
+        ({"categories": (CategoryColumn("city"),)}, "Set rounds = 3"),
+    ],
+)
+def test_questions_that_noise_would_answer_are_refused(
+    asked: Any, said: str, tmp_path: Path
+) -> None:
+    found = statistics_bundle(tmp_path, Statistics(**{"rounds": 1} | asked)).manifest
+    parse(PLAN).check_against(found)
+    with pytest.raises(PlanError, match=said):
+        parse(PLAN + PRIVATE).check_against(found)
+
+
+def test_noise_is_computed_for_the_releases_that_there_are(tmp_path: Path) -> None:
+    asked = Statistics(numbers=(NumberColumn("age", AGES),), rounds=1)
+    found = statistics_bundle(tmp_path, asked).manifest
+    budget = PRIVATE.replace("noise = 1.0", "epsilon = 2.0")
+    with pytest.raises(PlanError, match=r"Set stop\.rounds = 1"):
+        parse(PLAN + budget).check_against(found)
+    plan = parse(f"{PLAN}[stop]\nrounds = 1\n{budget}")
+    plan.check_against(found)
+    privacy = plan.round_rules(found).privacy
+    assert privacy is not None
+    assert gaussian_epsilon(1 / privacy.noise, 1e-6) == pytest.approx(2.0, abs=1e-6)
+
+
 def test_a_family_is_refused() -> None:
     with pytest.raises(PlanError, match="a computation has one state"):
         parse(FAMILY)
@@ -68,6 +115,7 @@ def test_each_rule_is_broken_by_a_plan_here(monkeypatch: pytest.MonkeyPatch) -> 
     """A rule that no plan breaks could be wrong for ever."""
     monkeypatch.setattr("fleetlearn_coordinator.plan.plan.contradictions", lambda plan: ())
     plans = [parse(PLAN + text) for text, _ in BROKEN.values()]
+    plans.append(parse(TREES + PRIVATE))
     for rule in COMPUTATION_RULES:
         assert any(rule.breaks(plan) for plan in plans)
         assert not any(rule.breaks(parse(PLAN + text)) for text in ("", MASKED))

@@ -14,7 +14,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from computing import texts
 from fleetlearn_coordinator import Plan, RunResults, read_status
 from fleetlearn_coordinator.__main__ import app
 from fleetlearn_coordinator.aggregation import accepted_reports, open_round
@@ -24,9 +26,16 @@ from fleetlearn_coordinator.service.server import NOT_SHOWN, RunServer
 from fleetlearn_coordinator.service.training_run import run
 from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_coordinator.storage.runs import Runs
+from fleetlearn_device.computations.registry import sum_up
+from fleetlearn_protocol.computations.private_sums import clip_sums
+from fleetlearn_protocol.computations.settings import CategoryColumn, NumberColumn, Statistics
+from fleetlearn_protocol.computations.statistics import first_state, private_groups
+from fleetlearn_protocol.encodings import INT64
+from fleetlearn_protocol.formats.whole import sums_to_bytes
 from fleetlearn_protocol.messages import Accepted, Evaluation, Failed, Grant, Refused
 from peers import plan_text, report_of, update_of, write_test_bundle
 from processes import wait_for
+from statistics_bundle import statistics_bundle
 from typer.testing import CliRunner
 from watched import Browser, Watched
 
@@ -124,7 +133,8 @@ def shown_by(host: Watched, plan: Plan, log: pytest.LogCaptureFixture) -> Iterat
             yield f"{path}: {read(f'{place}/{path}')}"
     browser.sign_in(host.token("otto"))
     refused, answer = browser.ask("POST", "/v1/runs/test/evaluate", {})
-    assert (refused == 400) == (plan.privacy is not None), answer
+    none = plan.privacy is not None or plan.algorithm.computes
+    assert (refused == 400) == none, answer
     yield f"evaluate: {answer} {browser.ask('GET', '/v1/audit')}"
     results = RunResults.load(plan.data_dir)
     rows = [*results.rounds().rows, *results.evaluations().rows]
@@ -132,14 +142,24 @@ def shown_by(host: Watched, plan: Plan, log: pytest.LogCaptureFixture) -> Iterat
     yield f"status: {read_status(plan.data_dir)}"
     views = LocalViews(plan=plan)
     yield f"views: {views.run(None)} {views.rounds(None)} {views.devices()}"
-    for words in (["status"], ["status", "--json"], ["rounds"], ["models"]):
+    commands = [["status"], ["status", "--json"], ["rounds"], ["models"]]
+    if plan.algorithm.computes:
+        commands += [["result"], ["result", "--json"]]
+    for words in commands:
         yield f"{words}: {CliRunner().invoke(app, [*words, plan.file]).output}"
     for record in log.records:
         yield f"log: {record.getMessage()} {vars(record)}"
 
 
 def outputs_of(
-    plan: Plan, folder: Path, log: pytest.LogCaptureFixture, *, several: bool = False
+    plan: Plan,
+    folder: Path,
+    log: pytest.LogCaptureFixture,
+    *,
+    several: bool = False,
+    train: Any = train,
+    refuse: Any = refuse,
+    **stated: Any,
 ) -> list[str]:
     """Let two devices do a round of the plan, and a task each that fails; return all that is shown
     then."""
@@ -155,7 +175,7 @@ def outputs_of(
     with Watched(folder, None if several else plan, heartbeat=3600.0, **ports) as host:
         if not several:
             host.server.run.observers.add(events.extend)
-        a, b = host.join("a"), host.join("b")
+        a, b = host.join("a", **stated), host.join("b", **stated)
         host.do(train(a))
         host.do(train(b))
         wait_for(lambda: read_status(plan.data_dir).version == 1, "the first round")
@@ -195,6 +215,64 @@ def test_nothing_that_devices_have_or_measure_is_shown(
     assert summary["metrics"].keys() == summary["evaluation"].keys() == measured
     assert all(0 <= value <= 1 for value in summary["metrics"].values())
     assert not [text for text in texts if re.search(r"\bnan\b", text, re.IGNORECASE)]
+
+
+ASKED = Statistics(
+    numbers=(NumberColumn("age", range=(0.0, 100.0)),),
+    categories=(CategoryColumn("city", longest=8),),
+    rounds=3,
+)
+ROWS, CLIP = 12345, 1e5
+PLANTED_SUMS = {
+    "all rows": r"24690|24,690|2\.469e",
+    "a refused sum": r"4\.61169e|4611686018427387904",
+    "the examples": PLANTED["the examples"],
+}
+"""Of both devices together, and of one that says too much."""
+
+
+async def send_sums(peer: Any, first: int | None = None) -> Any:
+    """Report sums as a device does. ``first``: in place of the first of them."""
+    task, state = await peer.task(), first_state(ASKED)
+    columns = {"age": np.full(ROWS, 33.0), "city": texts(["Bonn"] * ROWS, 8)}
+    sums = sum_up(state, [columns], ASKED)
+    if task.clip is not None:
+        sums = clip_sums(sums, private_groups(ASKED, state), task.clip).sums
+    if first is not None:
+        sums[0] = first
+    content = sums_to_bytes(sums)
+    parts = (INT64.part("sums", content),)
+    return await peer.upload(task, np.frombuffer(content, np.uint8), parts=parts, **FIELDS)
+
+
+async def compute(peer: Any) -> None:
+    assert isinstance(await send_sums(peer), Accepted)
+
+
+async def overdo(peer: Any) -> None:
+    assert isinstance(await send_sums(peer, 2**62), Refused)
+
+
+@pytest.mark.parametrize("kind", ["plain", "private"])
+def test_nothing_of_a_private_computation_is_shown(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle = statistics_bundle(tmp_path, ASKED)
+    text = (
+        f'recipe = "statistics"\nname = "test"\nbundle = "{bundle.path}"\ndata_dir = "run"\n'
+        "[round]\ngoal = 2\nminimum = 2\nover_selection = 1.0\ngrace = 60.0\n"
+    )
+    if kind == "private":
+        text += f"[privacy]\nnoise = 2e-3\ndelta = 1e-6\npopulation = 1000\nclip = {CLIP}\n"
+    (tmp_path / "plan.toml").write_text(text)
+    plan = Plan.load(tmp_path / "plan.toml")
+    knows = {"algorithms": ("statistics",), "encodings": ("float32", "int64")}
+    shown = outputs_of(plan, tmp_path, caplog, train=compute, refuse=overdo, **knows)
+    for what, pattern in PLANTED_SUMS.items():
+        there = [text for text in shown if re.search(pattern, text)]
+        assert bool(there) == (kind == "plain"), f"{what}: {there[:1]}"
+    (found,) = [text for text in shown if text.startswith("['result', '--json']")]
+    assert '"Bonn"' in found, "with and without noise"
 
 
 MISTAKES: dict[str, tuple[Any, str, Any, set[str]]] = {

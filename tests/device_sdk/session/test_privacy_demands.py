@@ -45,6 +45,7 @@ def test_whoever_demands_nothing_refuses_nothing(task: Task | Question) -> None:
 
 def test_a_private_task_is_what_an_owner_may_require() -> None:
     assert refusal(REQUIRE, PRIVATE, 1000) is None
+    assert refusal(REQUIRE, changed(parts={"sums": "int64"}), 1000) is None
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,7 @@ def test_a_private_task_is_what_an_owner_may_require() -> None:
         (changed(clip=None), "the task does not bound the update"),
         (changed(privacy=None), "does not say what the run has spent"),
         (changed(parts={"update": "float32", "buffers": "float32"}), "asks for the part buffers"),
+        (changed(parts={"sums": "int64"}, clip=None), "the task does not bound the update"),
         (QUESTION, "its answer to the question evaluation would have no noise"),
     ],
 )

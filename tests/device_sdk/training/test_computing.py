@@ -26,8 +26,10 @@ from fleetlearn_device.training.open_data import open_data
 from fleetlearn_device.training.train import OutOfTimeError, StoppedError
 from fleetlearn_device.training.trainer import FinishedUpdate, Trainer
 from fleetlearn_protocol.bundle import Bundle
+from fleetlearn_protocol.computations.kinds import KINDS
+from fleetlearn_protocol.computations.private_sums import in_rows, is_short, unscale
 from fleetlearn_protocol.computations.settings import CategoryColumn, NumberColumn, Statistics
-from fleetlearn_protocol.computations.statistics import sums_layout
+from fleetlearn_protocol.computations.statistics import private_groups, sums_layout
 from fleetlearn_protocol.encodings import FLOAT32, MASKED64
 from fleetlearn_protocol.formats.masked import words_from_bytes
 from fleetlearn_protocol.formats.whole import sums_from_bytes, sums_to_bytes
@@ -291,9 +293,8 @@ def test_sums_that_might_not_fit_into_a_total_are_not_masked(
         ({"parts": {"sums": "int64"}}, "asks for the parts sums (int64)"),
         ({"parts": {"sums": "masked"}}, "asks for the parts sums (masked)"),
         ({"parts": {"sums": "masked64", "update": "masked"}}, "asks for the parts"),
-        ({"clip": 1.0}, "are not clipped, noised or multiplied"),
-        ({"noise": 9.0}, "are not clipped, noised or multiplied"),
-        ({"least_factor": 0.5}, "are not clipped, noised or multiplied"),
+        ({"noise": 9.0}, "are not noised or multiplied"),
+        ({"least_factor": 0.5}, "are not noised or multiplied"),
         ({"reports": None}, "does not say how many are added up"),
         ({"bits": 20}, "in words of 20 bits; expected 16"),
         ({"helper": None}, "names no helper's key"),
@@ -308,6 +309,46 @@ def test_a_session_looks_at_what_is_masked(
     found = unsupported(task, ["statistics"], [], can_mask=True)
     assert (text in found) if found and text else found is text, found
     assert "needs the package" in (unsupported(masked(bundle), ["statistics"], []) or "")
+
+
+@pytest.mark.parametrize("clip", [1000.0, 40.0])
+def test_a_device_clips_what_it_sends(clip: float, state: StateDirectory, tmp_path: Path) -> None:
+    """300 rows, which are more than one clip norm and less than the other."""
+    asked = Statistics(numbers=(NumberColumn("age", range=(0.0, 100.0)),), rounds=1)
+    private = statistics_bundle(tmp_path, asked)
+    finished = do(state, private, as_data(TABLE), task=given(private, clip=clip))
+    sent = sums_from_bytes(finished.contents[0], private.manifest.elements_of("sums"))
+    assert is_short(sent)
+    assert finished.report.clipped == (clip == 40.0)
+    groups = private_groups(asked, private.parameters())
+    rows = int(unscale(in_rows(sent, clip), groups)[0])
+    assert rows == 300 if clip == 1000.0 else 40 <= rows < 80
+
+
+def test_a_device_clips_no_sums_that_it_knows_no_bound_of(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unbounded = {"statistics": KINDS["statistics"]._replace(groups=None)}
+    monkeypatch.setattr(computing, "KINDS", unbounded)
+    with pytest.raises(UnsupportedError, match="cannot clip"):
+        computing.check_computation(given(bundle, clip=1.0), bundle.manifest)
+
+
+def test_a_device_masks_clipped_sums(state: StateDirectory, tmp_path: Path) -> None:
+    asked = Statistics(numbers=(NumberColumn("age", range=(0.0, 100.0)),), rounds=1)
+    private = statistics_bundle(tmp_path, asked)
+    clipped = do(state, private, as_data(TABLE), task=given(private, clip=40.0))
+    size = private.manifest.elements_of("sums")
+    task = masked(private, clip=40.0)
+    assert unsupported(task, ["statistics"], [], can_mask=True) is None
+    made = do(state, private, as_data(TABLE), task=task)
+    about = about_update(terms_of(task, 3 * size), update_of(task, state.device))
+    assert made.report.sealed is not None
+    assert made.report.clipped is None
+    seed = unseal(bytes.fromhex(made.report.sealed), HELPER, about)
+    words = words_from_bytes(made.contents[0]) - mask_of(seed, 3 * size)
+    sums = sums_from_bytes(clipped.contents[0], size)
+    np.testing.assert_array_equal(words, sums_to_words(sums))
 
 
 def test_a_device_says_what_it_computes() -> None:

@@ -36,8 +36,10 @@ def table(device, seed):
 ALONE = Options(workers=1, events=False)
 
 
-def scenario(folder: Path, devices: int = 12, **changes: Any) -> Scenario:
-    bundle = statistics_bundle(folder, ASKED)
+def scenario(
+    folder: Path, devices: int = 12, asked: Statistics = ASKED, **changes: Any
+) -> Scenario:
+    bundle = statistics_bundle(folder, asked)
     (folder / "tables_of_devices.py").write_text(MODULE)
     plan = {"recipe": "statistics", "name": "fleet", "bundle": str(bundle.path)}
     goal = changes.pop("goal", devices)
@@ -172,3 +174,19 @@ def test_what_a_simulation_of_sums_cannot_have_is_refused(tmp_path: Path) -> Non
         simulate(scenario(tmp_path), tmp_path / "run", ALONE._replace(backend="bundle"))
     with pytest.raises(SimulatorError, match="sums are computed in this process"):
         simulate(scenario(tmp_path), tmp_path / "run", ALONE._replace(engine="ray"))
+
+
+def test_a_private_simulation_has_noise_and_says_how_much(tmp_path: Path) -> None:
+    """With next to no noise it finds what all rows say; devices clip as real ones do."""
+    asked = Statistics(
+        numbers=(NumberColumn("age", range=(0.0, 100.0)),), categories=ASKED.categories, rounds=1
+    )
+    privacy = {"noise": 1e-3, "delta": 1e-6, "population": 12, "clip": 20.0}
+    of = scenario(tmp_path, asked=asked, plan={"privacy": privacy, "stop": {"rounds": 1}})
+    outcome = simulate(of, tmp_path / "run", ALONE)
+    assert outcome is not None
+    ages = np.concatenate([table["age"] for table in own_tables(tmp_path, 12)])
+    found = outcome.summary["result"]
+    assert found["noise"]["rows"] == pytest.approx(1e-3 * 20 * 5**0.5)
+    assert found["rows"] == len(ages)
+    assert found["columns"]["age"]["mean"] == pytest.approx(ages.mean(), abs=0.1)

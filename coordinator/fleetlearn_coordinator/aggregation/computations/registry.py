@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from fleetlearn_protocol.computations.kinds import KINDS
 from fleetlearn_protocol.computations.layout import Sums
+from fleetlearn_protocol.computations.private_sums import Scaled, unscale
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.aggregation.computations import (
@@ -28,6 +30,10 @@ class Computation(NamedTuple):
     """What is known, as JSON has it."""
     progress: Callable[[Vector, Any], str]
     """Where it stands, in one line."""
+    advance_noisy: Callable[[Vector, Sums, int, Any, float], Vector] | None = None
+    """As ``advance``, of a total with noise; last the standard deviation of the noise on each
+    scaled sum (private_sums.py), in rows. Raises nothing, whatever the noise is. None: the kind
+    cannot go on from such a total."""
 
 
 class RunComputation(NamedTuple):
@@ -43,6 +49,15 @@ class RunComputation(NamedTuple):
             return REGISTRY[self.kind].advance(state, total, devices, self.settings)
         except (ValueError, ArithmeticError) as error:
             raise BadTotalError(str(error)) from None
+
+    def advance_noisy(self, state: Vector, scaled: Scaled, devices: int, noise: float) -> Vector:
+        """Return the next state. ``scaled``: the total of the scaled sums with noise of the
+        standard deviation ``noise``, float64, (S,)."""
+        groups, advance = KINDS[self.kind].groups, REGISTRY[self.kind].advance_noisy
+        assert groups is not None, "the plan's rules see to that"
+        assert advance is not None, "the plan's rules see to that"
+        total = unscale(scaled, groups(self.settings, state))
+        return advance(state, total, devices, self.settings, noise)
 
     def is_done(self, state: Vector) -> bool:
         return REGISTRY[self.kind].is_done(state, self.settings)
@@ -60,7 +75,11 @@ class BadTotalError(ValueError):
 
 REGISTRY: Mapping[str, Computation] = {
     "statistics": Computation(
-        statistics.advance, statistics.is_done, statistics.result, statistics.progress
+        statistics.advance,
+        statistics.is_done,
+        statistics.result,
+        statistics.progress,
+        statistics.advance_noisy,
     ),
     "boosted-trees": Computation(
         boosted_trees.advance, boosted_trees.is_done, boosted_trees.result, boosted_trees.progress

@@ -37,9 +37,17 @@ from fleetlearn_protocol.errors import many
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
+from fleetlearn_coordinator.aggregation.computations.noisy_statistics import (
+    noise_of_sketch,
+    noisy_result,
+)
+
 SMALLEST = 1e-6
 """A quantile need be no more exact than its column's error times this share of the range."""
 
+CLEAR = 8
+"""A bucket of a sketch counts where its rows are this many standard deviations of the noise. Half
+of them tell a bit from noise, which then spells one value in 500 wrongly."""
 MOST_ROWS = 2**48
 """No round has more: what is computed of counts fits into 64 bits."""
 
@@ -47,13 +55,34 @@ MOST_ROWS = 2**48
 def advance(state: Vector, total: Sums, devices: int, settings: Statistics) -> Vector:
     """Return the state after a round with these sums of ``devices`` devices. Raises ValueError
     where they cannot be sums of rows."""
-    known, found = state_layout(settings).unpack(state), sums_layout(settings).unpack(total)
-    rows, measures = int(found["rows"]), bool(known["measures"])
+    found = sums_layout(settings).unpack(total)
+    rows = int(found["rows"])
     if not 0 <= rows <= MOST_ROWS or devices < 0:
         raise ValueError(f"a total of {rows} rows of {devices} devices was given")
     _check_counts(found, rows)
-    rounds = int(known["rounds"]) + 1
-    after: dict[str, Any] = {**known, "rounds": rounds, "devices": devices, "rows": rows}
+    return _advanced(state, found, devices, settings)
+
+
+def advance_noisy(
+    state: Vector, total: Sums, devices: int, settings: Statistics, noise: float
+) -> Vector:
+    """Return the state after a round whose sums have noise of the standard deviation ``noise``, in
+    rows, on each scaled one. Counts may be negative; ``result`` says what can be."""
+    return _advanced(state, sums_layout(settings).unpack(total), devices, settings, noise)
+
+
+def _advanced(
+    state: Vector, found: dict[str, Sums], devices: int, settings: Statistics, noise: float = 0.0
+) -> Vector:
+    known = state_layout(settings).unpack(state)
+    rounds, measures = int(known["rounds"]) + 1, bool(known["measures"])
+    after: dict[str, Any] = {
+        **known,
+        "rounds": rounds,
+        "devices": devices,
+        "rows": found["rows"],
+        "noise": noise,
+    }
     for i, number in enumerate(settings.numbers):
         prefix = f"number{i}"
         for name in ("counts", "moments", "histogram"):
@@ -64,9 +93,13 @@ def advance(state: Vector, total: Sums, devices: int, settings: Statistics) -> V
         after[f"{prefix}.missing"] = found[f"{prefix}.missing"]
         after[f"{prefix}.counts"] = found[f"{prefix}.counts"]
         if not (measures or category.values):
-            words, counts = known[f"{prefix}.words"], found[f"{prefix}.counts"]
+            # With noise, what was found is not counted before the last round.
+            counts, least = (known if noise else found)[f"{prefix}.counts"], 0.0
             sketch = found[f"{prefix}.sketch"]
-            after |= _candidates(category, words, counts, sketch, rounds - 1, prefix)
+            if noise:
+                least = CLEAR * noise_of_sketch(settings, state, noise, prefix)
+            spelt = _spelt(sketch, category.longest, rounds - 1, least)
+            after |= _candidates(category, known[f"{prefix}.words"], counts, spelt, prefix)
     after["done"] = int(measures)
     after["measures"] = int(_settled(after, settings) or rounds >= settings.rounds - 1)
     return state_layout(settings).pack(after)
@@ -95,8 +128,12 @@ def progress(state: Vector, settings: Statistics) -> str:
     known = state_layout(settings).unpack(state)
     rounds = int(known["rounds"])
     if known["done"]:
-        rows, devices = many(int(known["rows"]), "row"), many(int(known["devices"]), "device")
-        return f"measured on {rows} of {devices}"
+        rows, devices = (
+            many(max(0, int(known["rows"])), "row"),
+            many(int(known["devices"]), "device"),
+        )
+        about = ", with noise" if known["noise"] else ""
+        return f"measured on {rows} of {devices}{about}"
     if known["measures"]:
         return f"{many(rounds, 'round')} found ranges, quantiles and values; the next one measures"
     return f"{many(rounds, 'round')} so far, of at most {settings.rounds}"
@@ -151,14 +188,13 @@ def _candidates(
     column: CategoryColumn,
     words: NDArray[np.int64],
     counts: Sums,
-    sketch: Sums,
-    seed: int,
+    spelt: Iterator[tuple[bytes, int]],
     prefix: str,
 ) -> dict[str, Any]:
     """Return the values that the next round counts: the most frequent ones of those that this one
     counted and of those that its sketch spells."""
     slots = slots_of(column)
-    found = dict(_spelt(sketch, column.longest, seed))
+    found = dict(spelt)
     known = np.ascontiguousarray(words).view(f"S{column.longest}").reshape(-1).tolist()
     found |= {value: count for value, count in zip(known, counts.tolist(), strict=True) if value}
     best = sorted(found, key=lambda value: (-found[value], value))[:slots]
@@ -169,16 +205,16 @@ def _candidates(
     }
 
 
-def _spelt(sketch: Sums, longest: int, seed: int) -> Iterator[tuple[bytes, int]]:
+def _spelt(sketch: Sums, longest: int, seed: int, least: float) -> Iterator[tuple[bytes, int]]:
     """Yield the values that the buckets of a sketch spell, each with the most rows that it can
-    have."""
+    have. ``least``: of a bucket's rows; with fewer it is noise."""
     hashes, buckets, _ = sketch.shape
     for hashed in range(hashes):
         rows, bits = sketch[hashed, :, :1], sketch[hashed, :, 1:]
         values = np.packbits(bits > rows // 2, axis=1)
         most = np.minimum.reduce(np.maximum(bits, rows - bits), axis=1)
         fits = bucket_of(values, seed * hashes + hashed) == np.arange(buckets)
-        for bucket in np.flatnonzero(fits & (rows[:, 0] > 0) & (most > 0)):
+        for bucket in np.flatnonzero(fits & (rows[:, 0] > least) & (most > 0)):
             value = values[bucket].tobytes().rstrip(b"\0")
             if value:
                 yield value, int(most[bucket])
@@ -206,6 +242,8 @@ def result(state: Vector, settings: Statistics) -> dict[str, Any]:
     """Return what is known after the last round: rows, devices, and for each column what was asked
     for."""
     known = state_layout(settings).unpack(state)
+    if known["noise"]:
+        return noisy_result(state, settings)
     rows = int(known["rows"])
     columns: dict[str, Any] = {}
     for i, number in enumerate(settings.numbers):

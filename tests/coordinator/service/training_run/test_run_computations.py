@@ -5,25 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from answering import NOW, Fleet, leases
+from answering import NOW
+from computing_fleet import ComputingFleet, result_of
 from fleetlearn_coordinator import Plan, read_model, read_status
-from fleetlearn_coordinator.rounds.commands import Assign, Command, Finish
+from fleetlearn_coordinator.rounds.commands import Finish
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.service.training_run.evaluation_request import ask_to_evaluate
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
 from fleetlearn_coordinator.storage import store
 from fleetlearn_coordinator.storage.find_storage import find_storage
-from fleetlearn_device.computations.registry import sum_up
 from fleetlearn_protocol.computations.settings import NumberColumn, Statistics
-from fleetlearn_protocol.encodings import INT64
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
-from fleetlearn_protocol.formats.whole import sums_to_bytes
-from fleetlearn_protocol.messages import SUMS
-from peers import report_of
 from statistics_bundle import statistics_bundle
 
 QUESTIONS = Statistics(
@@ -32,25 +27,7 @@ QUESTIONS = Statistics(
 AGES = {"a": [1.0, 5.0, 2.5], "b": [7.0], "c": [3.0, np.nan], "d": [2.0, 2.0, 9.5, 4.0]}
 ALL = np.concatenate([*AGES.values()])
 THERE = ALL[~np.isnan(ALL)]
-
-
-class ComputingFleet(Fleet):
-    """A fleet whose devices answer with their sums."""
-
-    def sums_of(self, device: str) -> np.ndarray:
-        settings = self.run.bundle.manifest.computation
-        columns = {"age": np.array(AGES[device])}
-        return sum_up(self.run.models.newest.model, [columns], settings)
-
-    def answer(self, lease: Assign, sums: np.ndarray) -> list[Command]:
-        content = sums_to_bytes(sums)
-        spool_file = self.store.blobs.take_spool_file()
-        self.store.blobs.write_spool_file(spool_file, 0, bytes(content))
-        report = report_of(lease, np.zeros(1, np.float32), parts=(INT64.part(SUMS, content),))
-        largest = {SUMS: INT64.check(content)}
-        self.run.save_update(lease.device, report, spool_file, largest)
-        assert self.run.work.do_work(NOW) == []
-        return self.carry_out(self.run.engine.count_report(lease.device, lease.task, 0.0))
+TABLES = {device: {"age": np.array(ages)} for device, ages in AGES.items()}
 
 
 @pytest.fixture
@@ -67,29 +44,19 @@ def make_plan(tmp_path: Path) -> Callable[..., Plan]:
     return make
 
 
-def lease_of(running: ComputingFleet, device: str) -> Assign:
-    found = leases(running.check_in(device))
-    return next(each for each in found if each.device == device)
-
-
 def whole_run(plan: Plan, *, restarts: bool, order: str = "abcd") -> ComputingFleet:
     """All devices answer in each round, in this order, until the run is over."""
-    running = ComputingFleet(plan)
+    running = ComputingFleet(plan, TABLES)
     running.check_in(*AGES)
     while running.run.finished is None:
         for device in order:
             if restarts:
                 running.store.close()
-                running = ComputingFleet(plan)
+                running = ComputingFleet(plan, TABLES)
                 running.run.resume(NOW)
                 running.check_in(*AGES)
-            running.answer(lease_of(running, device), running.sums_of(device))
+            running.answer(running.lease_of(device), running.sums_of(device))
     return running
-
-
-def result_of(plan: Plan, running: ComputingFleet) -> dict[str, Any]:
-    computation = plan.computation(running.run.bundle.manifest)
-    return computation.result(read_model(plan.data_dir)[1])
 
 
 def test_restarts_and_another_order_make_the_same_states(
@@ -105,7 +72,7 @@ def test_restarts_and_another_order_make_the_same_states(
         made.append(read_model(plan.data_dir)[1].tobytes())
         found = result_of(plan, running)
         running.store.close()
-        again = ComputingFleet(plan)  # a start afterwards finds that it is over
+        again = ComputingFleet(plan, TABLES)  # a start afterwards finds that it is over
         assert again.run.finished == running.run.finished
         again.store.close()
     assert made[0] == made[1]
@@ -125,24 +92,24 @@ def test_a_process_that_dies_between_the_commit_and_its_end_finds_that_it_is_ove
     plan = make_plan()
     module = "fleetlearn_coordinator.service.training_run.round_work.computation_done"
     monkeypatch.setattr(module, lambda computation, newest: None)  # as if it died before the row
-    running = ComputingFleet(plan)
+    running = ComputingFleet(plan, TABLES)
     running.check_in(*AGES)
     for _ in range(4):
         for device in AGES:
-            running.answer(lease_of(running, device), running.sums_of(device))
+            running.answer(running.lease_of(device), running.sums_of(device))
     assert running.run.finished is None
     running.store.close()
-    again = ComputingFleet(plan)
+    again = ComputingFleet(plan, TABLES)
     assert again.run.finished is not None
     assert again.run.finished.startswith("the computation is done")
 
 
 def test_a_total_is_of_the_devices_that_reported(make_plan: Callable[..., Plan]) -> None:
     plan = make_plan(minimum=2)
-    running = ComputingFleet(plan)
+    running = ComputingFleet(plan, TABLES)
     running.check_in(*AGES)
     for device in "ad":
-        running.answer(lease_of(running, device), running.sums_of(device))
+        running.answer(running.lease_of(device), running.sums_of(device))
     running.carry_out(running.run.engine.tick(10_000.0))
     assert running.run.engine.version == 1
     found = result_of(plan, running)
@@ -150,12 +117,12 @@ def test_a_total_is_of_the_devices_that_reported(make_plan: Callable[..., Plan])
 
 
 def test_sums_that_are_too_large_are_refused(make_plan: Callable[..., Plan]) -> None:
-    running = ComputingFleet(make_plan())
+    running = ComputingFleet(make_plan(), TABLES)
     running.check_in(*AGES)
     sums = running.sums_of("a")
     sums[0] = 2**61
     with pytest.raises(ProtocolError, match="can be at most") as refused:
-        running.answer(lease_of(running, "a"), sums)
+        running.answer(running.lease_of("a"), sums)
     assert refused.value.code == Code.OUT_OF_RANGE
 
 
@@ -165,13 +132,13 @@ def test_a_total_that_can_be_none_ends_the_round_without_a_state(
     """A device that says -1000 rows spoils its round, by name, and the next one is as it should
     be."""
     plan = make_plan()
-    running = ComputingFleet(plan)
+    running = ComputingFleet(plan, TABLES)
     running.check_in(*AGES)
     for device in "abcd":
         sums = running.sums_of(device)
         if device == "b":
             sums[0] = -1000
-        running.answer(lease_of(running, device), sums)
+        running.answer(running.lease_of(device), sums)
     (row,) = [row for row in read_status(plan.data_dir).rounds if row.outcome]
     assert (row.outcome, running.run.engine.version) == ("abandoned", 0)
     assert running.run.finished is None
@@ -182,7 +149,7 @@ def test_a_run_that_is_rolled_back_measures_again(make_plan: Callable[..., Plan]
     running = whole_run(plan, restarts=False)
     running.store.close()
     ask_to_roll_back(plan.data_dir, 2, "somebody")
-    again = ComputingFleet(plan)
+    again = ComputingFleet(plan, TABLES)
     heard = again.run.resume(NOW)
     assert not [each for each in heard if isinstance(each, Finish)]
     assert (again.run.engine.version, again.run.finished) == (5, None)
@@ -190,14 +157,14 @@ def test_a_run_that_is_rolled_back_measures_again(make_plan: Callable[..., Plan]
     again.check_in(*AGES)
     while again.run.finished is None:
         for device in AGES:
-            again.answer(lease_of(again, device), again.sums_of(device))
+            again.answer(again.lease_of(device), again.sums_of(device))
     assert result_of(plan, again)["done"]
     assert again.run.engine.version == 7
 
 
 def test_a_run_without_a_model_is_not_evaluated(make_plan: Callable[..., Plan]) -> None:
     plan = make_plan()
-    running = ComputingFleet(plan)
+    running = ComputingFleet(plan, TABLES)
     with pytest.raises(FleetError, match="there is nothing that devices could measure"):
         ask_to_evaluate(plan.data_dir)
     find_storage(plan.data_dir).requests.ask_for_evaluation()  # as if the plan was another then

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Sequence
-from functools import partial
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,15 @@ import numpy as np
 import pytest
 from answering import NOW, Fleet, leases
 from fleetlearn_coordinator import Plan, read_model, read_status
-from fleetlearn_coordinator.aggregation.privacy import round_release
 from fleetlearn_coordinator.rounds.commands import Assign
 from fleetlearn_coordinator.service.training_run.private_budget import count_releases
 from fleetlearn_coordinator.service.training_run.saved_privacy import SECRET, STATE
-from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import ModelMade, Row
 from fleetlearn_coordinator.storage.sqlite_ledger import SqliteLedger
 from fleetlearn_protocol.vector import Vector
 from peers import PlanMaker, update_of
+from release_deaths import DEATHS, KilledError
 
 CLIP, GOAL = 1000.0, 2
 PRIVATE: dict[str, Any] = {
@@ -38,10 +36,6 @@ PRIVATE: dict[str, Any] = {
 }
 SPREAD = CLIP / GOAL
 """Standard deviation of the noise in each element of a released mean."""
-
-
-class KilledError(Exception):
-    """Stands for SIGKILL: the process writes nothing more."""
 
 
 def private_plan(make_plan: PlanMaker, **more: Any) -> Plan:
@@ -100,47 +94,6 @@ def test_the_noise_is_the_same_however_few_devices_come(make_plan: PlanMaker) ->
     assert fleet.run.engine.version == 1
     assert is_noise(newest(fleet) - before, SPREAD)
     fleet.store.close()
-
-
-def a_release_dies(patch: pytest.MonkeyPatch) -> None:
-    release = round_release.release
-
-    def dying(*arguments: Any) -> Any:
-        release(*arguments)
-        raise KilledError
-
-    patch.setattr(round_release, "release", dying)
-
-
-def a_file_dies(patch: pytest.MonkeyPatch) -> None:
-    save = FileBlobs.save_model
-
-    def dying(*arguments: Any) -> Any:
-        save(*arguments)
-        raise KilledError
-
-    patch.setattr(FileBlobs, "save_model", dying)
-
-
-def a_batch_dies(patch: pytest.MonkeyPatch, after: bool) -> None:
-    write = SqliteLedger.write
-
-    def dying(ledger: SqliteLedger, rows: Sequence[Row]) -> None:
-        closes = any(isinstance(row, ModelMade) for row in rows)
-        if after or not closes:
-            write(ledger, rows)
-        if closes:
-            raise KilledError
-
-    patch.setattr(SqliteLedger, "write", dying)
-
-
-DEATHS = {
-    "the noise is drawn": a_release_dies,
-    "the model's file is written": a_file_dies,
-    "the rows are not written": partial(a_batch_dies, after=False),
-    "the rows are written": partial(a_batch_dies, after=True),
-}
 
 
 @pytest.mark.parametrize("moment", DEATHS)
