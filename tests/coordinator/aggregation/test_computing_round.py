@@ -169,7 +169,7 @@ def test_the_difference_of_two_totals_tells_of_the_device_that_left(tmp_path: Pa
     counted = []
     for devices in (3, 2):
         round_, sums = begun(tmp_path, MASKED)
-        columns, masks = masked(sums[:devices])
+        columns, masks = masked_sums(sums[:devices])
         round_.accept(columns)
         round_.add(columns)
         made, _ = round_.commit(1, round_.summary({}), masks=masks)
