@@ -24,7 +24,7 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 INSTALLED := .venv/.installed .venv/.ort-training
 
 BENCHMARKS := step rounds connections attacks simulator
-STUDIES := hospitals fedprox dropout robust update_encodings selection pace asynchronous personal privacy distillation peers boosting
+STUDIES := hospitals fedprox dropout robust update_encodings selection pace asynchronous personal privacy distillation fedmd peers boosting
 # Three processes, each with whole files of tests. On two cores they take 9 minutes, and two of them 12: many tests wait
 # for processes and sockets.
 PYTEST := -m pytest --numprocesses 3 --dist loadfile

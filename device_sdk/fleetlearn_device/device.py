@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fleetlearn_protocol.command_line import installed_version, refuse_in_loop, stop_signals
+from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.json_log import said
 from fleetlearn_protocol.paths import in_home
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE
 from fleetlearn_protocol.secure.roster import read_roster
 from fleetlearn_protocol.systemd import READY, STOPPING, notify_systemd
+from msgspec import UNSET
 from numpy.typing import ArrayLike
 
 from fleetlearn_device.agent import serve_programs
@@ -72,6 +74,9 @@ from fleetlearn_device.training.pairwise_sessions import NeighbourRules
 from fleetlearn_device.training.source_data import SourceData
 from fleetlearn_device.training.task_data import TaskDataMaker
 from fleetlearn_device.training.trainer import ANSWERS, Trainer
+
+if TYPE_CHECKING:
+    from fleetlearn_device.training.own_scores import OwnModel
 
 FEATURE_CACHE = 128
 """MiB of memory for features, unless the user says otherwise: 58,000 examples of a
@@ -139,6 +144,9 @@ class Device:
         own_model: A file, such as ``mine.onnx``, that each training replaces by the device's own
             model, for any ONNX Runtime: the model as training left it, with its personal
             parameters, or its personal model (Ditto, pFedMe, APFL). None: none is written.
+        own_bundle, own_distillation: The device's own model, as ``export_bundle`` and
+            ``export_distillation`` made it, for runs in which devices exchange class scores alone
+            (FedMD). It never leaves the device. None: the device takes no part in such runs.
         hold_out: Share of the examples, from 0 to less than 1, that is never trained on: the shared
             and the personal model are measured on it. An example is always on the same side.
         checkpoint_every: Least seconds of training between two checkpoints, from which a later
@@ -188,6 +196,8 @@ class Device:
         privacy: PrivacyDemands = NO_DEMANDS,
         secure: SecureDemands = NO_SECURE_DEMANDS,
         own_model: str | os.PathLike[str] | None = None,
+        own_bundle: str | os.PathLike[str] | None = None,
+        own_distillation: str | os.PathLike[str] | None = None,
         hold_out: float = 0.0,
         checkpoint_every: float = CHECKPOINT_EVERY,
         keep_model: bool = False,
@@ -223,6 +233,11 @@ class Device:
         self._predictors: dict[Which, Predictor] = {}
         self._predictors_lock = threading.Lock()
         self.own_model = None if own_model is None else in_home(own_model)
+        self.own_bundles = _own_bundles(own_bundle, own_distillation)
+        if self.own_bundles is not None:
+            if self.runtime == "ort-training":
+                raise ValueError('own_bundle is trained by the runtime "onnx"')
+            self._open_own()  # fails here rather than in the first task
         self.metrics_file = None if metrics_file is None else in_home(metrics_file)
         if conditions.unmetered and network is None:
             network = partial(read_network, SystemFiles())
@@ -341,7 +356,7 @@ class Device:
                 max(1, round(self.data.examples * (1 - self.hold_out))),
                 runtime=f"{self.runtime} {runtime_version}{where}",
                 software=f"fleetlearn {installed_version()}",
-                algorithms=known_algorithms(self.runtime),
+                algorithms=known_algorithms(self.runtime, own=self.own_bundles is not None),
                 exchanges=_exchanges(),
                 held=held,
                 unmasked=None if waits is None else _waits(waits),
@@ -373,6 +388,7 @@ class Device:
                 pacing=pacing,
                 ceiling=self._ceiling,
                 owner=_owner(self.secure),
+                own=self._open_own(),
             )
             metrics = self.metrics_file and MetricsFile(self.metrics_file, directory.device)
             driver = Driver(
@@ -404,6 +420,18 @@ class Device:
                 quota.undo()
             directory.close()
 
+    def _open_own(self) -> OwnModel | None:
+        """Return the device's own model, or None. Raises ValueError."""
+        if self.own_bundles is None:
+            return None
+        # Late: most devices have none.
+        from fleetlearn_device.training.own_scores import OwnModel
+
+        try:
+            return OwnModel(*self.own_bundles, self.threads, self.provider)
+        except BundleError as error:
+            raise ValueError(f"the device's own model: {error.text}") from None
+
     def _still_waits(self, outbox: Outbox) -> UnmaskedUpdate | None:
         """Return the update that an earlier process did not mask yet. One that the owner's demands
         forbid by now is dropped: its task is given back when the coordinator gives it again."""
@@ -431,7 +459,8 @@ class Device:
         """Warn where the data do not fit the bundle that the device used last: its next task may be
         hours away."""
         manifest = cached_manifest(folder)
-        if manifest is None:
+        # The arrays of public examples are not the device's data.
+        if manifest is None or manifest.public is not UNSET:
             return
         try:
             TaskDataMaker(self.data, self.hold_out).of(manifest)
@@ -518,6 +547,21 @@ class Device:
 def _exchanges() -> tuple[str, ...]:
     """Return the kinds of questions that the device can answer."""
     return tuple(kind for kind in ANSWERS if kind != PAIRWISE or has_cryptography())
+
+
+def _own_bundles(
+    bundle: str | os.PathLike[str] | None, distillation: str | os.PathLike[str] | None
+) -> tuple[Path, Path] | None:
+    """Return the paths of the device's own model, or None. Raises ValueError where one of the two
+    is missing."""
+    if bundle is None and distillation is None:
+        return None
+    if bundle is None or distillation is None:
+        raise ValueError(
+            "own_bundle and own_distillation go together: the second is what export_distillation "
+            "makes of the model of the first"
+        )
+    return in_home(bundle), in_home(distillation)
 
 
 def _owner(demands: SecureDemands) -> NeighbourRules:

@@ -9,6 +9,9 @@ from typing import NamedTuple
 from fleetlearn_protocol.computations.settings import KIND_NAMES
 from fleetlearn_protocol.messages import CONTROL, MODEL, PLAIN, SUMS, UPDATE
 
+FEDMD = "fedmd"
+"""Devices tell class scores of public examples; the bundle has these in place of graphs."""
+
 
 class Exchange(NamedTuple):
     """The vectors that a task must have, and the parts that its report must have."""
@@ -31,6 +34,7 @@ EXCHANGES = {
     "fedrep": Exchange(),
     "pfedme": Exchange(hyper=("inner_steps", "outer_lr")),
     "apfl": Exchange(hyper=("alpha", "adapt_alpha")),
+    FEDMD: Exchange(hyper=("lr", "digest_lr", "digest_epochs", "temperature")),
     **dict.fromkeys(KIND_NAMES, Exchange(parts=(SUMS,))),
 }
 """By the name in ``Task.algorithm``. Each of these vectors and parts has P float32 elements before

@@ -239,7 +239,7 @@ def pack_bundle(path: str | os.PathLike[str], target: str | os.PathLike[str]) ->
 
 def inference_files(manifest: Manifest) -> tuple[str, ...]:
     """Return the bundle's files that ``write_inference_model`` reads, beside the manifest."""
-    return () if manifest.computation is not msgspec.UNSET else (INFER,)
+    return (INFER,) if manifest.has_graphs else ()
 
 
 def write_inference_model(bundle: Bundle, vector: Vector) -> bytes:
@@ -261,6 +261,12 @@ def write_inference_model(bundle: Bundle, vector: Vector) -> bytes:
     check_finite(vector)
     if manifest.computation is not msgspec.UNSET:
         return _computed_model(manifest, vector)
+    if manifest.public is not msgspec.UNSET:
+        raise BundleError(
+            Code.UNKNOWN_CONTENT,
+            f"bundle {manifest.name} has public examples and no model: each device has a model of "
+            "its own, which it keeps",
+        )
     content = bytearray(bundle.read(INFER))
     for parameter in manifest.parameters:
         if parameter.infer_offset is not None and parameter.offset < vector.size:

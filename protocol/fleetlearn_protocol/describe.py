@@ -145,6 +145,7 @@ def tables() -> dict[str, str]:
                 manifest.TrainMany,
                 manifest.SplitPart,
                 manifest.Cut,
+                manifest.PublicExamples,
                 manifest.File,
                 preprocessing.Preprocessing,
                 preprocessing.Resampling,

@@ -63,12 +63,15 @@ look for graphs."""
 SPLIT_VERSION = 5
 """The version of a bundle that is one part of a split model. Readers of earlier versions would
 train the part as if it were a model."""
+PUBLIC_VERSION = 6
+"""The version of a bundle that has public examples in place of graphs."""
 VERSIONS = (
     FORMAT_VERSION,
     FROZEN_VERSION,
     PREPROCESSING_VERSION,
     COMPUTATION_VERSION,
     SPLIT_VERSION,
+    PUBLIC_VERSION,
 )
 MAX_MANIFEST_BYTES = 16 * 2**20
 """Largest manifest.json, in bytes."""
@@ -90,6 +93,8 @@ FROZEN = "graphs/frozen.safetensors"
 """The graphs' large constants. Bundles of the same frozen model have the same file: a device
 fetches it once."""
 PARAMETERS, STATE = "parameters.safetensors", "state.safetensors"
+PUBLIC = "public.safetensors"
+"""The public examples: one tensor for each array of the batch."""
 ORT_TRAINING = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 """The files below ``ort_training/``."""
 
@@ -241,6 +246,20 @@ class SplitPart(msgspec.Struct, frozen=True):
     """A bottom's own cut; a top's cuts, in the order of its batch."""
 
 
+class PublicExamples(msgspec.Struct, frozen=True):
+    """Examples without labels that all devices have, and whose class scores they tell each other
+    (Li and Wang 2019, "FedMD", arXiv 1910.03581). Each device trains a model of its own.
+
+    What travels are the scores (logits) of all examples, float32, shape (examples, classes), the
+    only row of the parameter table. public.safetensors has the arrays of the batch.
+    """
+
+    examples: Size
+    """N, how many there are."""
+    classes: Size
+    """C, the scores of an example."""
+
+
 class File(msgspec.Struct, frozen=True):
     """What a file of the bundle must be."""
 
@@ -257,7 +276,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """`fleetlearn.bundle`."""
     version: int
     """1; 2 if the bundle has graphs/frozen.safetensors; 3 if it has preprocessing; 4 if it has a
-    computation; 5 if it is one part of a split model."""
+    computation; 5 if it is one part of a split model; 6 if it has public examples."""
     name: Annotated[str, Meta(min_length=1, max_length=100)]
     """The model's name, for people."""
     parameters: Annotated[tuple[Parameter, ...], Meta(min_length=1, max_length=100_000)]
@@ -308,12 +327,19 @@ class Manifest(msgspec.Struct, frozen=True):
     """S, the whole numbers that a device adds up, where the bundle has a computation."""
     split: SplitPart | msgspec.UnsetType = msgspec.UNSET
     """Which part of a split model the bundle is, where it is one."""
+    public: PublicExamples | msgspec.UnsetType = msgspec.UNSET
+    """The examples whose class scores travel, where the bundle has them in place of graphs."""
     opset: Version = 0
     """Version of the ONNX operators in the graphs."""
     ir_version: Version = 0
     """Version of the ONNX file format."""
     made_by: Annotated[str, Meta(max_length=200)] = ""
     """The exporter and its version, for people."""
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether it is a model's: there is neither a computation nor public examples."""
+        return self.computation is msgspec.UNSET and self.public is msgspec.UNSET
 
     @property
     def size(self) -> int:

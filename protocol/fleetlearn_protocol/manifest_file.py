@@ -27,6 +27,8 @@ from fleetlearn_protocol.manifest import (
     ORT_TRAINING,
     PARAMETERS,
     PREPROCESSING_VERSION,
+    PUBLIC,
+    PUBLIC_VERSION,
     REFERENCES_READ,
     SPLIT_VERSION,
     TOP_STEP,
@@ -285,10 +287,38 @@ def _odd_computation(manifest: Manifest) -> str | None:
     return None
 
 
-def _missing_file(manifest: Manifest) -> str | None:
+def _odd_public(manifest: Manifest) -> str | None:
+    public = manifest.public
+    if public is msgspec.UNSET:
+        if PUBLIC in manifest.files:
+            return f"{PUBLIC} and the entry `public` belong together; the entry is missing"
+        return None
+    if manifest.version < PUBLIC_VERSION:
+        return (
+            f"public examples are in a bundle of version {manifest.version}; they need version "
+            f"{PUBLIC_VERSION}"
+        )
     if manifest.computation is not msgspec.UNSET:
-        return None if PARAMETERS in manifest.files else f"{PARAMETERS} is missing"
-    expected = [TRAIN, EVAL, INFER, PARAMETERS]
+        return "it has a computation, and public examples beside it"
+    shape = (public.examples, public.classes)
+    shapes = [row.shape for row in manifest.parameters if not (row.buffer or row.personal)]
+    if shapes != [shape] or len(manifest.parameters) > 1:
+        return f"its table has {shapes}; expected one row of class scores, {shape}"
+    if [(row.dtype, row.shape) for row in manifest.outputs] != [("float32", (public.classes,))]:
+        return f"its outputs are not one array of {public.classes} class scores"
+    if manifest.hyper or manifest.state or manifest.references:
+        return "it has public examples, and beside them what a step has"
+    if others := sorted({*manifest.files} - {PARAMETERS, PUBLIC}):
+        return f"it has public examples, and beside them the file {others[0]}"
+    return None
+
+
+def _missing_file(manifest: Manifest) -> str | None:
+    expected = [PARAMETERS]
+    if manifest.has_graphs:
+        expected = [TRAIN, EVAL, INFER, PARAMETERS]
+    if manifest.public is not msgspec.UNSET:
+        expected.append(PUBLIC)
     if any(path.startswith("ort_training/") for path in manifest.files):
         expected += [f"ort_training/{name}" for name in ORT_TRAINING]
     if manifest.features is not msgspec.UNSET:
@@ -354,7 +384,7 @@ def _personal_before_travelling(manifest: Manifest) -> str | None:
 
 
 def _overlap_in_infer(manifest: Manifest) -> str | None:
-    if INFER not in manifest.files:  # of a computation
+    if not manifest.has_graphs:
         return None
     # A device writes a trained infer.onnx by replacing these bytes in place.
     rows = [
@@ -396,6 +426,7 @@ CONTRADICTIONS: tuple[Callable[[Manifest], str | None], ...] = (
     _unknown_normalisation,
     _personal_before_travelling,
     _odd_computation,
+    _odd_public,
     _overlap_in_infer,
 )
 """What the types alone cannot say. Each returns what is wrong, or None."""

@@ -207,7 +207,7 @@ def packed(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
         (edit_manifest(format="another"), "is of format 'another'; expected 'fleetlearn.bundle'"),
         (
             edit_manifest(version=99),
-            "of version 99; this fleetlearn reads versions 1 to 5. Update fleetlearn",
+            "of version 99; this fleetlearn reads versions 1 to 6. Update fleetlearn",
         ),
         (edit_manifest(parameters=[]), "manifest.json is damaged"),
         (

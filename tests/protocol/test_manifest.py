@@ -146,12 +146,12 @@ def test_unknown_fields_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "advice"), [(0, "Export the model again"), (6, "Update fleetlearn")]
+    ("version", "advice"), [(0, "Export the model again"), (7, "Update fleetlearn")]
 )
 def test_another_version_is_told_from_damage_whatever_else_it_holds(
     version: int, advice: str
 ) -> None:
-    with pytest.raises(BundleError, match=f"reads versions 1 to 5. {advice}") as caught:
+    with pytest.raises(BundleError, match=f"reads versions 1 to 6. {advice}") as caught:
         read_manifest(
             b'{"format": "fleetlearn.bundle", "version": %d, "parameters": "elsewhere"}' % version
         )

@@ -16,6 +16,8 @@ def plan_text(bundle: str, manifest: Manifest, goal: int) -> str:
     """Return a plan, with comments. ``bundle``: its path from the plan's folder. ``goal``: reports
     that a round wants."""
     name = re.sub("[^A-Za-z0-9._-]", "-", re.sub(r"\.bundle$", "", bundle.rpartition("/")[2]))
+    if manifest.public is not UNSET:
+        return _scoring(name, bundle, goal)
     if manifest.computation is not UNSET:
         return _computing(name, bundle, kind_of(manifest.computation), goal)
     default = next((row.default for row in manifest.hyper if row.name == "lr"), None)
@@ -77,6 +79,37 @@ deadline = 600.0  # seconds
 
 # [stop]
 # rounds = 1000  # give up after 1000 rounds; by default it ends by itself, when it is done
+'''
+
+
+def _scoring(name: str, bundle: str, goal: int) -> str:
+    """Return a plan of a run whose devices tell class scores."""
+    return f'''# A plan: devices keep their models, and tell class scores of public examples.
+# It is served by
+#     fleetlearn-coordinator serve plan.toml --service service.toml
+# (docs/algorithms/fedmd.md). A line with # before its key is a default.
+
+name = "{name}"
+bundle = "{bundle}"  # public examples, in place of a model
+recipe = "fedmd"
+# data_dir = "{name}.run"  # the run's database and the devices' mean scores
+
+[local]  # what a device does with a task
+lr = 0.1  # learning rate, for devices whose own bundle has no default for it
+# epochs = 1  # passes over the device's own data
+evaluate = true  # measure the device's own model before it trains on its own data
+# batch_size = 20  # examples in a step; 0: all
+# hyper.digest_lr = 0.001  # the same of what they learn from the mean scores
+# hyper.digest_epochs = 5  # passes over the public examples
+# hyper.temperature = 1.0
+
+[round]  # who takes part, and for how long
+goal = {goal}  # devices wanted
+minimum = {-(-goal // 2)}  # with fewer at the deadline the round is given up
+deadline = 600.0  # seconds
+
+[stop]
+rounds = 20
 '''
 
 

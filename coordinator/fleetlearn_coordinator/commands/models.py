@@ -160,9 +160,11 @@ def export_model(
         ),
     ] = False,
 ) -> None:
-    """Write the trained model as an ONNX file that any ONNX Runtime runs, or as a bundle."""
+    """Write the trained model as an ONNX file that any ONNX Runtime runs, or as a bundle. Of a
+    run whose devices tell class scores (FedMD): the public examples and the scores, as .npz."""
     from fleetlearn_protocol import write_inference_model
     from fleetlearn_protocol.computations.kinds import KINDS
+    from fleetlearn_protocol.public_examples import consensus_file
 
     from fleetlearn_coordinator.plan.plan import Plan
     from fleetlearn_coordinator.service.onward_bundle import write_onward_bundle
@@ -181,9 +183,17 @@ def export_model(
                 f"`fleetlearn-coordinator result {plan}` shows what came out",
             )
         bundle, vector = model_of(settings, member, vector)
+        if settings.algorithm.scores and (as_bundle or output.suffix != ".npz"):
+            raise FleetError(
+                Code.BAD_MESSAGE,
+                f"{plan}: devices keep their models, and this run has the mean of their class "
+                f"scores. {output} cannot hold that; expected a file .npz, without --bundle",
+            )
         draft = output.with_name(output.name + ".draft")
         try:
-            if as_bundle:
+            if settings.algorithm.scores:
+                draft.write_bytes(consensus_file(bundle, vector))
+            elif as_bundle:
                 write_onward_bundle(bundle, vector, draft)
             else:
                 draft.write_bytes(write_inference_model(bundle, vector))

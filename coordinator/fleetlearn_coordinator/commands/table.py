@@ -25,6 +25,7 @@ GROUPS: dict[str, tuple[Listed, ...]] = {
     "Set up": (
         Listed("init", "initial", "Write a commented plan.toml and service.toml"),
         Listed("make-bundle", "computations", "Write a bundle that computes, and trains nothing"),
+        Listed("public-bundle", "public_bundle", "Write public examples, for FedMD"),
         Listed("serve", "serving", "Run a plan's training, or all runs of a host"),
         Listed("doctor", "doctor", "Check what a coordinator needs, and say what to do"),
         Listed("privacy", "privacy", "Say what a plan's differential privacy comes to"),

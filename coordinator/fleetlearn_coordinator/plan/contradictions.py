@@ -20,6 +20,7 @@ from fleetlearn_coordinator.plan.plan_rule import broken
 from fleetlearn_coordinator.plan.privacy_rules import privacy_contradictions
 from fleetlearn_coordinator.plan.quality_rules import QUALITY_RULES
 from fleetlearn_coordinator.plan.round_rules import ROUND_RULES, WEIGHT_RULES
+from fleetlearn_coordinator.plan.scores_rules import SCORES_RULES
 from fleetlearn_coordinator.plan.secure_rules import secure_contradictions
 
 
@@ -30,6 +31,7 @@ def contradictions(plan: PlanKeys) -> Iterable[str]:
     yield from broken(QUALITY_RULES, plan)
     yield from broken(FAMILY_RULES, plan)
     yield from broken(COMPUTATION_RULES, plan)
+    yield from broken(SCORES_RULES, plan)
     yield from privacy_contradictions(plan)
     yield from secure_contradictions(plan)
     yield from broken(DISTIL_RULES, plan)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
+from fleetlearn_protocol.algorithms import FEDMD
 from fleetlearn_protocol.computations.settings import KIND_NAMES
 from fleetlearn_protocol.messages import CONTROL
 
@@ -59,6 +60,9 @@ class LocalAlgorithm(NamedTuple):
     computes: bool = False
     """Whether devices compute sums in place of training: the bundle has a computation of this
     kind."""
+    scores: bool = False
+    """Whether devices train models of their own, and tell class scores of public examples: the
+    bundle has these in place of graphs."""
     steps: int | str = 1
     """Steps that a device does with each batch, or the hyper-parameter that says how many."""
     sums_gradients: bool = True
@@ -71,6 +75,11 @@ class LocalAlgorithm(NamedTuple):
     """Its own hyper-parameters, by the protocol's names: keys of [local.hyper]."""
     misfit: Callable[[Mapping[str, float]], str | None] = lambda hyper: None
     """All hyper-parameters -> what of them does not go together, for people; None: nothing."""
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the run's vector is a model, which can be measured and written."""
+        return not (self.computes or self.scores)
 
 
 def _too_far(hyper: Mapping[str, float]) -> str | None:
@@ -120,6 +129,16 @@ ALGORITHMS: Mapping[str, LocalAlgorithm] = {
         hyper={
             "alpha": Own("a number from 0 to 1", 0, 1, default=0.5),
             "adapt_alpha": Own("a number from 0 to 1000", 0, 1000, default=0.0),
+        },
+    ),
+    FEDMD: LocalAlgorithm(
+        scores=True,
+        sums_gradients=False,
+        hyper={
+            "lr": Own("a number from 1e-6 to 1e6", 1e-6, 1e6),
+            "digest_lr": Own("a number from 1e-6 to 1e6", 1e-6, 1e6, default=0.001),
+            "digest_epochs": Own("a whole number from 1 to 1000", 1, 1000, True, 5.0),
+            "temperature": Own("a number from 0.01 to 100", 0.01, 100, default=1.0),
         },
     ),
     **dict.fromkeys(KIND_NAMES, LocalAlgorithm(computes=True)),

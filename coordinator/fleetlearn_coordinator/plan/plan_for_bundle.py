@@ -17,6 +17,7 @@ from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.privacy_rules import privacy_misfit, privacy_remarks
 from fleetlearn_coordinator.plan.privacy_terms import private_bound
 from fleetlearn_coordinator.plan.recipes import RECIPES
+from fleetlearn_coordinator.plan.scores_rules import scores_misfit
 from fleetlearn_coordinator.plan.sections import Models, Stop
 from fleetlearn_coordinator.plan.secure_rules import secure_misfit, secure_remarks
 from fleetlearn_coordinator.plan.toml_errors import near
@@ -163,8 +164,9 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
 
     def check_bundle(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together."""
-        if (misfit := computation_misfit(self, manifest)) is not None:
-            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
+        for misfit in (computation_misfit(self, manifest), scores_misfit(self, manifest)):
+            if misfit is not None:
+                raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
         self.weighing(manifest)
         if (text := self.algorithm.misfit(self.hyper(manifest))) is not None:
             raise self._misfit(f"{text}.", manifest)

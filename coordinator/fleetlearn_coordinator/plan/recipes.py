@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from fleetlearn_protocol.algorithms import FEDMD
+
 from fleetlearn_coordinator.aggregation.privacy.rules import Mechanism
 from fleetlearn_coordinator.plan.local_algorithms import Need, Personal
 
@@ -199,6 +201,12 @@ RECIPES: Mapping[str, Recipe] = {
         "Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, arXiv "
         "2006.07242, Algorithm 1",
         distils=True,
+    ),
+    "fedmd": Recipe(
+        "Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, arXiv "
+        "1910.03581, Algorithm 1",
+        local={**LOCAL, "algorithm": FEDMD},
+        round=UNIFORM,
     ),
     "dp-fedavg": Recipe(
         "McMahan et al., Learning Differentially Private Recurrent Language Models, arXiv "

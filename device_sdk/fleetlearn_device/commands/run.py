@@ -89,6 +89,8 @@ def device_arguments(values: Values) -> dict[str, Any]:
         "token": value["connection.token"] or token_in(values),
         "trust": value["connection.trust"],
         "own_model": value["training.own_model"],
+        "own_bundle": value["training.own_bundle"],
+        "own_distillation": value["training.own_distillation"],
         "socket": value["socket"],
         "keep_model": value["training.keep_model"],
         "checkpoint_every": value["training.checkpoint_every"],

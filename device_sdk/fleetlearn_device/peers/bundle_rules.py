@@ -27,6 +27,12 @@ RULES = (
         "and goes on from. Give it to `fleetlearn-device run` and a coordinator",
     ),
     PeerBundleRule(
+        "public",
+        lambda manifest: manifest.public is not UNSET,
+        "it has public examples in place of a model: devices tell class scores, whose mean a "
+        'coordinator sends to all. Give it to a coordinator, with recipe = "fedmd"',
+    ),
+    PeerBundleRule(
         "split",
         lambda manifest: manifest.split is not UNSET,
         "it is one part of a split model, which a device trains together with a coordinator that "

@@ -266,6 +266,20 @@ SETTINGS: tuple[Setting, ...] = (
         name="own-model",
     ),
     Setting(
+        "training.own_bundle",
+        path(),
+        None,
+        "training bundle of this device's own model, for runs that exchange class scores (FedMD)",
+        name="own-bundle",
+    ),
+    Setting(
+        "training.own_distillation",
+        path(),
+        None,
+        "what export_distillation made of the same model",
+        name="own-distillation",
+    ),
+    Setting(
         "training.keep_model",
         SWITCH,
         False,

@@ -33,6 +33,7 @@ from fleetlearn_protocol.manifest import (
     OF_FEATURES,
     ORT_TRAINING,
     PARAMETERS,
+    PUBLIC,
     STATE,
     TRAIN,
     Manifest,
@@ -343,6 +344,8 @@ def needed_files(
     """
     if manifest.computation is not UNSET:
         return []  # the task's vector is the state, and there are no graphs
+    if manifest.public is not UNSET:
+        return [PUBLIC]
     frozen = [FROZEN] if FROZEN in manifest.files else []
     inference = [INFER] if infer else []
     if kind == "infer":

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from fleetlearn_protocol.algorithms import EXCHANGES, of_step
+from fleetlearn_protocol.algorithms import EXCHANGES, FEDMD, of_step
 from fleetlearn_protocol.bundle import Bundle
 from fleetlearn_protocol.computations.settings import KIND_NAMES
 from fleetlearn_protocol.errors import ProtocolError
@@ -240,6 +240,14 @@ def feddyn(work: TaskWork) -> TaskOutcome:
     )
 
 
+def own_scores(work: TaskWork) -> TaskOutcome:
+    """Refuse: FedMD trains no model of the task's bundle (``own_scores.py``)."""
+    raise UnsupportedError(
+        f"the algorithm {FEDMD} trains a model of the device's own, and bundle "
+        f"{work.bundle.manifest.name} was opened as one that is trained"
+    )
+
+
 def _dual_per_update(hyper: Mapping[str, float]) -> float:
     return -hyper["mu"]
 
@@ -254,15 +262,17 @@ ALGORITHMS = {
     "ditto": Algorithm(ditto, switches=("proximal",), personal="model"),
     "fedrep": Algorithm(fedrep, without=("clip", "contrastive"), personal="parameters"),
     "pfedme": Algorithm(pfedme, switches=("proximal",), personal="model"),
+    FEDMD: Algorithm(own_scores),
     "apfl": Algorithm(apfl, (), "sgd", personal="model", keeps=MIXED, measured=mixed_model),
 }
 """By the name in ``Task.algorithm``."""
 
 
-def known_algorithms(kind: Kind) -> tuple[str, ...]:
+def known_algorithms(kind: Kind, *, own: bool = False) -> tuple[str, ...]:
     """Return the names of the algorithms that a runtime of this kind can do beside ``plain``.
-    Computations need no runtime."""
-    trained = () if kind == "ort-training" else [name for name in ALGORITHMS if name != PLAIN]
+    Computations need no runtime. own: whether the device has a model of its own."""
+    without = (PLAIN,) if own else (PLAIN, FEDMD)
+    trained = () if kind == "ort-training" else [name for name in ALGORITHMS if name not in without]
     return (*trained, *KIND_NAMES)
 
 

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
-from fleetlearn_protocol.algorithms import of_step
+from fleetlearn_protocol.algorithms import FEDMD, of_step
 from fleetlearn_protocol.bundle import Bundle, open_bundle
 from fleetlearn_protocol.computations.settings import KIND_NAMES
 from fleetlearn_protocol.encodings import FLOAT32, find_encoding
@@ -94,7 +94,10 @@ from fleetlearn_device.training.train import (
     TrainingError,
     evaluate_data,
 )
-from fleetlearn_device.training.work import Inputs, TaskSettings
+from fleetlearn_device.training.work import Inputs, TaskOutcome, TaskSettings
+
+if TYPE_CHECKING:
+    from fleetlearn_device.training.own_scores import OwnModel
 
 REST = 0.5
 """Seconds after which a training that rests looks whether it is to end."""
@@ -148,6 +151,7 @@ class Trainer:
         pacing: Pacing | None = None,
         ceiling: MemoryCeiling | None = None,
         owner: NeighbourRules = ANY,
+        own: OwnModel | None = None,
     ) -> None:
         """feature_cache: most bytes of features that are kept; 0: whole models are trained.
         own_model: the file that each training replaces by the device's own model.
@@ -155,7 +159,9 @@ class Trainer:
         newest: takes the shared models into use. None: none is. hold_out: share of the examples
         that is measured on and not trained on; 0: each new model is taken.
         pacing: says how long to rest after each batch. ceiling: the memory that may be used.
-        owner: what the device's owner wants of sessions in which masks are agreed on."""
+        owner: what the device's owner wants of sessions in which masks are agreed on.
+        own: the device's own model, for runs that exchange class scores. None: it has none."""
+        self._own = own
         self.kind: Kind = kind
         self.own_model = own_model
         self.from_features = (
@@ -223,6 +229,8 @@ class Trainer:
             try:
                 if task_computes(task):
                     return self._compute(task, end)
+                if task.algorithm == FEDMD:
+                    return self._exchange_scores(task, end)
                 return self._train(task, end, found)
             finally:
                 self._progress = None
@@ -443,9 +451,64 @@ class Trainer:
             report, content = masked_report(task, silent, words, self._directory, self._sessions)
         return FinishedUpdate(report, (content,), task.bundle, np.zeros(0, np.float32), {}, None)
 
+    def _exchange_scores(self, task: Task, end: float) -> FinishedUpdate:
+        """Do a task of FedMD with the device's own model, whose bundle names what is kept. No
+        checkpoint is made of it."""
+        own, asked = self._own, trained_parts(task)
+        assert own is not None  # else the session gave the task back
+        names, kept_under = residual_of(asked), own.bundle.sha256
+        with self._bundle_rechecked(task.bundle):
+            consensus = self._read_vector(task.vector(MODEL))
+            self._opened = self.features = None  # room for the device's own model
+            public = open_bundle(self._contents.bundle_path(task.bundle), files=())
+            own.check(public.manifest)
+            self._limit_memory(task, own.bundle)
+            tied = self._tied_vectors.begin(kept_under, task.kept, consensus.size) if names else {}
+            update_bytes, unmasked_bytes = _room(task, public.manifest)
+            self._outbox.reserve(
+                update_bytes,
+                4 * own.kept_size,
+                file_size(names, consensus.size),
+                4 * own.size,
+                unmasked_bytes,
+            )
+            whole = self.task_data(own.bundle)
+            found = own.exchange(
+                public,
+                consensus,
+                self._kept_states.load_personal(kept_under, own.size),
+                self._kept_state(own.bundle),
+                whole.training,
+                self._settings(task, whole, end - time.monotonic()),
+            )
+            check_whole(task, complete=found.result.complete)
+            if self.own_model is not None:
+                write_own_model(self.own_model, own.bundle, found.model)
+        parts = {UPDATE: found.scores - consensus}
+        outcome = TaskOutcome(found.result, parts, {}, found.model)
+        return self._finished(task, outcome, tied, public.manifest, whole.training, kept_under)
+
+    def _settings(self, task: Task, whole: TaskData, seconds: float) -> TaskSettings:
+        """Return how a task is done. seconds: the most that it may take."""
+        return TaskSettings(
+            hyper=task.hyper,
+            epochs=task.epochs,
+            batch_size=task.batch_size,
+            seed=task.seed,
+            time_budget=seconds if task.time_budget is None else min(seconds, task.time_budget),
+            # Where a device sends no measurement, it need not be made.
+            evaluate=task.evaluate and not _withholds(task),
+            held_out=whole.held_out,
+            counted=self.counted,
+            should_stop=self._must_stop,
+            should_finish=self.enough.is_set,
+            on_step=self._count,
+            on_evaluated=self._count_batch,
+            personal_epochs=task.personal_epochs,
+        )
+
     def _train(self, task: Task, end: float, found: Checkpoint | None) -> FinishedUpdate:
         asked = trained_parts(task)
-        encodings = {name: find_encoding(encoding) for name, encoding in asked.items()}
         algorithm = ALGORITHMS[task.algorithm]
         names = (*algorithm.tied, *residual_of(asked))
         with self._bundle_rechecked(task.bundle):
@@ -477,27 +540,9 @@ class Trainer:
                 _warn_of_checkpoint(task, "other data")
                 found = None
             spent = 0.0 if found is None else found.seconds
-            left = end - time.monotonic()
-            if task.time_budget is not None:
-                left = min(left, task.time_budget - spent)
             progress = self._begin_progress(task, found, bundle.manifest, whole)
-            settings = TaskSettings(
-                hyper=task.hyper,
-                epochs=task.epochs,
-                batch_size=task.batch_size,
-                seed=task.seed,
-                time_budget=spent + left,
-                # Where a device sends no measurement, it need not be made.
-                evaluate=task.evaluate and not _withholds(task),
-                held_out=whole.held_out,
-                counted=self.counted,
-                should_stop=self._must_stop,
-                should_finish=self.enough.is_set,
-                on_step=self._count,
-                on_evaluated=self._count_batch,
-                personal_epochs=task.personal_epochs,
-                progress=progress,
-            )
+            settings = self._settings(task, whole, spent + end - time.monotonic())
+            settings = settings._replace(progress=progress)
             personal = self._kept_states.load_personal(task.bundle, size if own_size else 0)
             inputs = Inputs(model, self._kept_state(bundle), vectors, tied, personal)
             outcome = run_algorithm(task.algorithm, runtime, bundle, data, inputs, settings)
@@ -505,10 +550,28 @@ class Trainer:
             if self.own_model is not None:
                 own = runtime.local if outcome.personal is None else outcome.personal[:size]
                 write_own_model(self.own_model, bundle, own)
+        return self._finished(task, outcome, tied, bundle.manifest, data, task.bundle)
+
+    def _finished(
+        self,
+        task: Task,
+        outcome: TaskOutcome,
+        tied: Mapping[str, Vector],
+        manifest: Manifest,
+        data: Data,
+        kept_under: str,
+    ) -> FinishedUpdate:
+        """Return what is saved of a task, its parts encoded as the task asks.
+
+        tied: the vectors that the task went on from. manifest: of the task's bundle. data: what was
+        trained on. kept_under: the SHA-256 of the bundle that what is kept belongs to.
+        """
+        asked = trained_parts(task)
+        encodings = {name: find_encoding(encoding) for name, encoding in asked.items()}
         sent = encode_parts(asked, outcome.parts, task.seed, tied, task.clip, task.local_noise)
-        hyper = check_hyper(of_step(task.algorithm, task.hyper), bundle.manifest.hyper)
-        own_tied = tied_as_sent(task, asked, hyper, outcome, sent.contents, bundle.manifest)
-        result = outcome.result
+        hyper = check_hyper(of_step(task.algorithm, task.hyper), manifest.hyper)
+        own_tied = tied_as_sent(task, asked, hyper, outcome, sent.contents, manifest)
+        result, keeps_tied = outcome.result, bool(ALGORITHMS[task.algorithm].tied)
         if result.epochs >= 1 or result.evaluation is not None:
             self.counted = result.examples
         self._note_examples(result.examples, data.examples)
@@ -527,7 +590,7 @@ class Trainer:
             seconds=result.seconds,
             evaluation=result.evaluation,
             personal=outcome.personal_evaluation,
-            lost_tied=bool(algorithm.tied) and task.kept is not None and not tied,
+            lost_tied=keeps_tied and task.kept is not None and not tied,
             clipped=sent.clipped,
         )
         self.own_report = report
@@ -538,7 +601,7 @@ class Trainer:
             report, contents, later = self._masked(task, report, contents[0], result.examples)
         encode(report)  # raises here what the coordinator would refuse
         kept_by_device = result.kept_state, {**own_tied, **sent.tied}, outcome.personal
-        return FinishedUpdate(report, contents, task.bundle, *kept_by_device, later)
+        return FinishedUpdate(report, contents, kept_under, *kept_by_device, later)
 
     def _masked(
         self, task: Task, report: Report, content: memoryview, examples: int

@@ -77,6 +77,11 @@ def peer_problems(scenario: Scenario, manifest: Manifest) -> Iterator[str]:
             f"bundle {manifest.name} is of a computation, whose sums a coordinator adds up; peers "
             "train a model"
         )
+    elif not manifest.has_graphs:
+        yield (
+            f"bundle {manifest.name} has public examples, whose class scores a coordinator "
+            "averages; peers train a model"
+        )
     elif kept_state_size(manifest):
         yield (
             f"bundle {manifest.name} has parameters or a state that devices keep for themselves; "

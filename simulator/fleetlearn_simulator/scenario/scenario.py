@@ -288,6 +288,12 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
             "failures.corrupt spoils updates of a model, and devices compute sums: leave it out. "
             "A device that sends wrong sums makes a wrong total, as nothing bounds what it counts"
         )
+    if scenario.plan.algorithm.scores:
+        yield (
+            f'plan.recipe = "{scenario.plan.recipe}": simulated devices have one bundle, and here '
+            "each device has a model of its own. benchmarks/studies/fedmd.py trains such a fleet; "
+            "how its rounds go, a plan with fedavg and a model of as many parameters simulates"
+        )
     if scenario.plan.family:
         yield (
             "plan.family: simulated devices have one bundle. Simulate a plan with one member's "

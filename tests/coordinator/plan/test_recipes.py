@@ -46,6 +46,7 @@ def test_the_table_has_the_names_that_users_type() -> None:
             *asynchronous,
             *personal,
             "feddf",
+            "fedmd",
             *private,
             "statistics",
             "boosted-trees",

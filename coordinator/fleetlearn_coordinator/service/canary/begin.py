@@ -180,9 +180,9 @@ def _check_new(
             "the run's own plan"
         )
         raise PlanError(Code.BAD_MESSAGE, text)
-    if computing := [each.file for each in (old, plan) if each.algorithm.computes]:
+    if without := [each.file for each in (old, plan) if not each.algorithm.has_model]:
         text = (
-            f"{' and '.join(computing)}: a run without a model has no canary: there is nothing "
+            f"{' and '.join(without)}: a run without a model has no canary: there is nothing "
             "whose measurements could be compared. Start it as another run"
         )
         raise PlanError(Code.BAD_MESSAGE, text)

@@ -37,7 +37,7 @@ class EvaluationRecords(ExchangeRecords):
         name, plan = self._requests.evaluation(), self.plan
         # A run that has become private since somebody asked does not answer, nor one without a
         # model, nor one in which nobody says which of several models is a device's.
-        refused = plan.hides_devices or plan.algorithm.computes or plan.clusters is not None
+        refused = plan.hides_devices or not plan.algorithm.has_model or plan.clusters is not None
         if name is not None and (refused or name == self.answered):
             self._requests.remove_evaluation()
             name = None

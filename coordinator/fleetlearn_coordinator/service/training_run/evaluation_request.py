@@ -28,13 +28,13 @@ def refuse_private(place: str | os.PathLike[str]) -> None:
     """Raise FleetError where the run was served last with [privacy] or [secure]: devices would
     measure on their own data, without noise; where it trains no model; and where nobody says
     which of several models is a device's."""
-    storage, private, computes, clusters = find_storage(place), False, False, None
+    storage, private, has_model, clusters = find_storage(place), False, True, None
     with suppress(StoreError), storage.read_ledger() as ledger:  # there may be no run yet
         known = ledger.metadata()
         private = known.get(RULES) is not None
         plan = decode(known.get(PLAN) or "{}", dict[str, Any], WHAT)
         algorithm = ALGORITHMS.get(plan.get("local", {}).get("algorithm"))
-        computes = algorithm is not None and algorithm.computes
+        has_model = algorithm is None or algorithm.has_model
         clusters = plan.get("clusters")
     if clusters is not None:
         raise FleetError(
@@ -44,11 +44,12 @@ def refuse_private(place: str | os.PathLike[str]) -> None:
             "before a round. The rounds' metrics (local.evaluate = true) are of each device's own "
             "cluster",
         )
-    if computes:
+    if not has_model:
         raise FleetError(
             Code.BAD_MESSAGE,
             f"{storage.where} is a run without a model: there is nothing that devices could "
-            "measure. `fleetlearn-coordinator result` shows what it found",
+            "measure. `fleetlearn-coordinator result` shows what a computation found; where "
+            "devices tell class scores, local.evaluate = true has them measure their own models",
         )
     if not private:
         return
