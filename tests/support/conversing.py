@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from engine_port import EnginePort, SpoolInMemory
-from fleetlearn_coordinator.conversation.begun import Announced
+from fleetlearn_coordinator.conversation.begun import Announced, BegunUpload, BegunUploads
 from fleetlearn_coordinator.conversation.conversation import (
     Conversation,
 )
@@ -76,6 +76,7 @@ class Room(EnginePort):
         self.engine = Engine(Settings(**(values | settings)))
         self.spool, self.elements = SpoolInMemory(4 * SIZE), SIZE
         self.uploads = Uploads(Places(uploads, 1000.0, Proven(100)))
+        self.begun = BegunUploads(uploads, self.spool.free_spool_file)
         self.devices: dict[str, Device] = {}
         self.contents = {MODEL: 4 * SIZE}
         self.saved: dict[str, Vector] = {}
@@ -99,6 +100,7 @@ class Room(EnginePort):
                     message = Cancel(task, code, text)
                 case Commit():
                     self.uploads.forget_tasks(self.spool, unless=self.engine.leases.values())
+                    self.begun.forget(unless=self.engine.leases.values())
                     self.carry_out(self.engine.committed(self.now, change=1.0, metrics={}))
                     continue
                 case Finish():
@@ -129,7 +131,10 @@ class Room(EnginePort):
             return Announced(wanted=False)
         self.carry_out(self.engine.announce(device, report.task, report.round, now))
         check_parts(report, ASKED, partial(self.elements_of, report.task))
-        return Announced(wanted=True)
+        return Announced(wanted=True, begun=self.begun.take(report.task, report.parts))
+
+    def keep_upload(self, device: str, begun: BegunUpload) -> None:
+        self.begun.keep(begun)
 
     def save_update(
         self, device: str, report: Report, spool: int, largest: Mapping[str, float]

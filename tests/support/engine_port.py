@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fleetlearn_coordinator.conversation.begun import BegunUpload, decode_begun
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
@@ -15,10 +16,11 @@ from fleetlearn_protocol.messages import CheckIn, Reply
 
 class SpoolInMemory:
     """At most ``most`` files of at most ``size`` bytes, which are written from their beginning to
-    their end."""
+    their end. What is written beside them, of the bytes that are here then, is gone with them."""
 
     def __init__(self, size: int, most: int = 10**9) -> None:
         self.files: dict[int, bytearray] = {}
+        self.checkpoints: dict[int, BegunUpload] = {}
         self.size, self.most = size, most
         self._last = 0
 
@@ -32,6 +34,14 @@ class SpoolInMemory:
 
     def free_spool_file(self, number: int) -> None:
         del self.files[number]
+        self.checkpoints.pop(number, None)
+
+    def write_checkpoint(self, number: int, content: bytes) -> None:
+        begun = decode_begun(content)
+        assert begun is not None
+        assert begun.spool_file == number
+        assert begun.offset == len(self.files[number])
+        self.checkpoints[number] = begun
 
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
         assert offset <= len(self.files[number])

@@ -15,7 +15,16 @@ from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.messages import CheckIn
 
 ASKED = ("announce", "weigh", "save_update", "has_counted", "save_answer")
-TOLD = ("join", "end_task", "refused", "steps_done", "received", "sent", "proceed")
+TOLD = (
+    "join",
+    "keep_upload",
+    "end_task",
+    "refused",
+    "steps_done",
+    "received",
+    "sent",
+    "proceed",
+)
 
 
 class LatePort:

@@ -144,6 +144,7 @@ class Contents:
     def __init__(self) -> None:
         self.tables: Tables | None = None
         self.spool: dict[int, bytearray] = {}
+        self.checkpoints: dict[int, bytes] = {}
         self.sums: dict[int, bytes] | None = None
         self.models: dict[int, dict[str, NDArray[Any]]] = {}
         self.evaluation: str | None = None
@@ -350,7 +351,18 @@ class MemoryBlobs(MemoryModels):
         self._taken.add(number)
 
     def free_spool_file(self, number: int) -> None:
+        self.drop_checkpoint(number)
         self._taken.remove(number)
+
+    def write_checkpoint(self, number: int, content: bytes) -> None:
+        assert number in self._taken
+        self._contents.checkpoints[number] = content
+
+    def checkpoints(self) -> dict[int, bytes]:
+        return {**self._contents.checkpoints}
+
+    def drop_checkpoint(self, number: int) -> None:
+        self._contents.checkpoints.pop(number, None)
 
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
         assert number in self._taken

@@ -100,12 +100,12 @@ class Conversation:
         "_asks",
         "_gone",
         "_later",
+        "_must_end",
         "_new",
         "_owner",
         "_races",
         "_refusals",
         "_refused_at",
-        "_saves",
         "_since",
         "_transfers",
         "_uploads",
@@ -144,9 +144,9 @@ class Conversation:
         """The peer has not checked in yet."""
         self._asks: Asking[None] | None = None
         """The handler that waits for an answer of the run."""
-        self._saves = False
-        """The run is asked to make what the device sent durable: that is carried to its end, also
-        where the connection is lost meanwhile."""
+        self._must_end = False
+        """The answer matters also where the connection is lost meanwhile: the run makes something
+        durable, or hands out a spool file."""
         self._later: deque[str | bytes] = deque()
         """What the device said since the run was asked: the rest of one read at most."""
         self._gone = False
@@ -312,20 +312,23 @@ class Conversation:
     # The end
 
     def _leave(self) -> None:
-        """Part from the device. What it uploaded so far is kept for its next connection."""
+        """Part from the device. The run keeps what it uploaded so far for its next connection."""
         self._stop_download()
         if self.upload is not None:
-            self._uploads.pause(self.upload)
+            begun = self._uploads.part(self.upload, self.seen)
+            if begun is not None:
+                self.port.keep_upload(begun.device, begun)
             self.upload = None
         self._ask_no_more()
         self.device = None
 
     def _ask_no_more(self) -> None:
-        """Drop what the device said and the run has not answered, except what is being saved."""
+        """Drop what the device said and the run has not answered, except what must come to its
+        end."""
         self._later.clear()
         if self._asks is not None:
             self._do(HandOnMessages())  # such as the answer to the close, which ends the connection
-            if not self._saves:
+            if not self._must_end:
                 self._asks = None
 
     def _close(self, code: int, reason: str) -> None:
@@ -416,7 +419,7 @@ class Conversation:
     def _reply(self, device: str, message: Reply) -> Asking[None]:
         try:
             saved = self.port.save_answer(device, message)
-            counts = (yield from self._save(saved)) if isinstance(saved, Pending) else saved
+            counts = (yield from self._to_its_end(saved)) if isinstance(saved, Pending) else saved
         except ProtocolError as error:
             if error.code is Code.BAD_MESSAGE:  # the device would say the same again
                 self._reject(device, message.task, error)
@@ -470,17 +473,25 @@ class Conversation:
 
     def _report(self, device: str, message: Report) -> Asking[None]:
         try:
-            announced = yield from ask(self.port.announce(device, message, self.seen))
-            if not announced.wanted:
-                self._owner.perform(SendMessage(Accepted(message.task)))
-                return
+            announced = self.port.announce(device, message, self.seen)
+            if isinstance(announced, Pending):
+                announced = yield from self._to_its_end(announced)
         except ProtocolError as error:
             self._refuse_or_reject(device, message.task, error)
             return
+        if not announced.wanted:
+            self._say(Accepted(message.task))
+            return
+        begun = announced.begun
+        if self.over:  # the connection was lost meanwhile
+            if begun is not None:
+                self.port.keep_upload(device, begun)
+            return
         if self.upload is None or self.upload.report != message:
             self._stop_upload()
+            elements_of = partial(self.port.elements_of, message.task)
             self.upload = self._uploads.offer(
-                device, message, self.port.spool, partial(self.port.elements_of, message.task), self
+                device, message, self.port.spool, elements_of, self, begun
             )
         elif self.upload not in self._uploads.places:
             # it was asked to wait, and nothing is on its way now
@@ -516,6 +527,8 @@ class Conversation:
             return
         task, end = upload.report.task, upload.offset
         self.port.received(self.device, task, end, len(message), self.seen)
+        if upload.needs_checkpoint(self.seen):
+            upload.write_checkpoint(self.seen)
 
     def _bad_chunk(self, device: str, upload: Upload, error: ProtocolError) -> None:
         task = upload.report.task
@@ -560,7 +573,7 @@ class Conversation:
             saved = self.port.save_update(device, report, upload.spool_file, upload.largest)
             if isinstance(saved, Pending):
                 self._uploads.grant(self.seen)  # its place is free
-                yield from self._save(saved)
+                yield from self._to_its_end(saved)
         except ProtocolError as error:
             self._uploads.drop(upload)
             self._reject(device, task, error)
@@ -570,14 +583,14 @@ class Conversation:
         self.port.count_report(device, task, self.seen)
         self._uploads.grant(self.seen)
 
-    def _save(self, answer: Pending[T]) -> Asking[T]:
+    def _to_its_end(self, answer: Pending[T]) -> Asking[T]:
         """``ask`` what is carried to its end, also where the connection is lost meanwhile."""
-        self._saves = True
+        self._must_end = True
         try:
             asking: Asking[T] = ask(answer)
             return (yield from asking)
         finally:
-            self._saves = False
+            self._must_end = False
 
     def _spoiled(self, device: str, task: str, error: ProtocolError) -> None:
         """Refuse an upload. If its bytes arrived wrong, the device may send them once more; any

@@ -15,7 +15,7 @@ from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import CheckIn, ComeBack, Reply, Report, Welcome
 
-from fleetlearn_coordinator.conversation.begun import Announced
+from fleetlearn_coordinator.conversation.begun import Announced, BegunUpload
 from fleetlearn_coordinator.conversation.pending import Pending
 
 
@@ -69,6 +69,10 @@ class Port(Protocol):
         wrong-parts, wrong-length, bad-message, or a PrivacyLimitError, after which the caller ends
         the task.
         """
+
+    def keep_upload(self, device: str, begun: BegunUpload) -> None:
+        """The connection that brought this is gone. Its spool file is the run's, which hands it out
+        with the answer when the same update is announced again."""
 
     def weigh(self, device: str, task: str, now: float) -> float | Pending[float | None] | None:
         """Return what its staleness leaves now of the update of this task, which the device will
@@ -206,7 +210,11 @@ class Spool(Protocol):
         """Return a file that nobody uses. It may hold old bytes."""
 
     def free_spool_file(self, number: int) -> None:
-        """The file's bytes are not needed any more."""
+        """The file's bytes are not needed any more, nor what is written beside it."""
 
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
         """Write these bytes into the file."""
+
+    def write_checkpoint(self, number: int, content: bytes) -> None:
+        """Write what is known of the file's bytes beside it, in place of what was written there. A
+        later process finds it, whole or not at all."""

@@ -4,7 +4,7 @@ whose turn it is.
 When an upload loses its place, chunks that are on their way still count; otherwise a slow device
 would lose them each time. The bytes that arrived are in a spool file. At most as many uploads
 without a place keep their spool files as there are places: beyond that, the upload with the fewest
-bytes begins again.
+bytes begins again. When a connection breaks, its run keeps what it brought (begun.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ from fleetlearn_protocol.frames import Chunk
 from fleetlearn_protocol.messages import Part, Report
 from fleetlearn_protocol.vector import checksum
 
+from fleetlearn_coordinator.conversation.begun import BegunUpload, encode_begun
 from fleetlearn_coordinator.conversation.places import PROOF_FACTOR, WINDOW, Places, Turn
 from fleetlearn_coordinator.conversation.port import Spool
+
+CHECKPOINT_BYTES = 16 * 2**20
+CHECKPOINT_SECONDS = 5.0
+"""After so many bytes of an upload, or so many seconds with some, it is written down how far it
+came. A coordinator that is killed loses no more of it. Smaller and quicker uploads cost nothing."""
 
 
 def check_parts(
@@ -84,8 +90,7 @@ class Upload(Turn):
     """Where its bytes are written: its run's."""
     elements_of: Callable[[str], int]
     """Name of a part -> its elements."""
-    sender: Sender | None = None
-    """None after the connection broke."""
+    sender: Sender
     spool_file: int | None = None
     """The number of its spool file, from the first grant on."""
     offset: int = 0
@@ -101,21 +106,56 @@ class Upload(Turn):
     """Name of each part that has begun to arrive -> CRC-32 of its bytes so far."""
     began: float | None = None
     """When the upload was first granted."""
+    went_on: bool = False
+    """An earlier connection brought some of its bytes."""
+    checkpoint: tuple[float, int] = (0.0, 0)
+    """When it was last written down how far the upload came, and how far that was."""
     is_quick: bool = False
     """It is complete, and came quickly enough to prove its device."""
 
     def progress(self) -> int:
-        return self.offset + (self.sender.arriving() if self.sender is not None else 0)
+        return self.offset + self.sender.arriving()
 
     def has_room(self) -> bool:
         return self.spool_file is not None or self.spool.has_room()
 
     def proves(self, now: float, least_rate: float) -> bool:
         """Return whether the complete upload was quick enough to prove its device."""
-        assert self.began is not None
+        if self.went_on or self.began is None:
+            return False  # who sends slowly and ends quickly, on another connection, is not quick
         return now - self.began <= max(
             WINDOW, self.offset / (PROOF_FACTOR * least_rate) if least_rate else 0.0
         )
+
+    def begun(self) -> BegunUpload:
+        """Return how far it came."""
+        assert self.spool_file is not None
+        return BegunUpload(
+            self.device,
+            self.report.task,
+            self.report.parts,
+            self.spool_file,
+            self.offset,
+            {**self.crc32},
+            {**self.largest},
+        )
+
+    def go_on(self, begun: BegunUpload) -> None:
+        """Go on from what an earlier connection brought of the same bytes."""
+        self.went_on, self.spool_file, self.offset = True, begun.spool_file, begun.offset
+        self.crc32, self.largest = {**begun.crc32}, {**begun.largest}
+
+    def needs_checkpoint(self, now: float) -> bool:
+        """Return whether the death of this process would lose too much of it."""
+        at, offset = self.checkpoint
+        return self.offset - offset >= CHECKPOINT_BYTES or now - at >= CHECKPOINT_SECONDS
+
+    def write_checkpoint(self, now: float) -> BegunUpload:
+        """Write down how far it came, and return that."""
+        begun = self.begun()
+        self.spool.write_checkpoint(begun.spool_file, encode_begun(begun))
+        self.checkpoint = now, self.offset
+        return begun
 
     def receive(self, chunk: Chunk) -> None:
         """Check one chunk and write it to the spool file. Raises ProtocolError (wrong-offset,
@@ -176,11 +216,8 @@ class Uploads:
     def __init__(self, places: Places[Upload]) -> None:
         self.places = places
         self._count = 0
-        self._broken: dict[str, Upload] = {}
-        """Task -> its upload whose connection broke; the device may go on with it."""
         self._without_place: dict[Upload, None] = {}
-        """Uploads with bytes in a spool file and without a place: broken, waiting, or asked to
-        wait."""
+        """Uploads with bytes in a spool file and without a place: waiting, or asked to wait."""
         self._spoiled: dict[str, Spool] = {}
         """Task whose upload arrived wrong once -> its run's spool."""
 
@@ -200,14 +237,16 @@ class Uploads:
         report: Report,
         spool: Spool,
         elements_of: Callable[[str], int],
-        sender: Sender | None = None,
+        sender: Sender,
+        begun: BegunUpload | None = None,
     ) -> Upload:
-        """Queue an announced update. It goes on from what an earlier connection brought of the same
+        """Queue an announced update. ``begun``: what an earlier connection brought of the same
         bytes."""
-        self.forget(report.task, unless=report)
-        upload = self._broken.pop(report.task, None) or Upload(device, report, spool, elements_of)
-        upload.report, upload.sender = report, sender
+        upload = Upload(device, report, spool, elements_of, sender)
         self.queue(upload)
+        if begun is not None:
+            upload.go_on(begun)
+            self._keep_bytes(upload)
         return upload
 
     def queue(self, upload: Upload) -> None:
@@ -218,8 +257,6 @@ class Uploads:
     def grant(self, now: float) -> None:
         """Let as many uploads begin as there are places for, and tell their senders."""
         for upload in self.grants(now):
-            if upload.sender is None:
-                continue
             if upload in self.places.held:
                 upload.sender.granted(upload, now)
             else:
@@ -238,6 +275,7 @@ class Uploads:
                 upload.spool_file = upload.spool.take_spool_file()
             if upload.began is None:
                 upload.began = now
+            upload.checkpoint = now, upload.offset
             self.renew(upload)
             yield upload
 
@@ -247,15 +285,20 @@ class Uploads:
         self._count = self._count % (2**32 - 1) + 1
         upload.transfer, upload.restarted = self._count, False
 
-    def pause(self, upload: Upload) -> None:
-        """The connection broke. The bytes that came are kept for a while."""
-        self._stop(upload)
-        upload.sender = None
-        if upload.offset:
-            self._broken[upload.report.task] = upload
-            self._keep_bytes(upload)
-        else:
-            self._begin_again(upload)
+    def part(self, upload: Upload, now: float) -> BegunUpload | None:
+        """The connection broke, and this upload is over. Returns what came, with its spool file,
+        which is the caller's now. None: nothing came."""
+        begun = upload.write_checkpoint(now) if upload.offset else None
+        if begun is not None:
+            upload.spool_file = None
+        self.drop(upload)
+        return begun
+
+    def write_checkpoints(self, now: float) -> None:
+        """Write down how far the uploads with a place came: this process ends before they do."""
+        for upload in self.places.held:
+            if upload.offset > upload.checkpoint[1]:
+                upload.write_checkpoint(now)
 
     def drop(self, upload: Upload) -> None:
         """The upload is not wanted any more, or was refused. Its spool file is free."""
@@ -279,13 +322,6 @@ class Uploads:
         spool_file, upload.spool_file = upload.spool_file, None
         return spool_file
 
-    def forget(self, task: str, unless: Report | None = None) -> None:
-        """Drop what a broken connection brought for a task, unless the report ``unless`` announces
-        the same bytes."""
-        broken = self._broken.get(task)
-        if broken is not None and (unless is None or broken.report.parts != unless.parts):
-            self._begin_again(self._broken.pop(task))
-
     def first_spoiled(self, task: str, spool: Spool) -> bool:
         """Return whether this is the first time that the task's upload arrived wrong, and remember
         that it did."""
@@ -294,20 +330,14 @@ class Uploads:
         return first
 
     def forget_tasks(self, spool: Spool, unless: Container[str]) -> None:
-        """A run's tasks are over, except those named by ``unless``: drop what broken connections
-        left of them, and what is remembered about them."""
+        """A run's tasks are over, except those named by ``unless``: forget which of their uploads
+        arrived wrong."""
         for task in [
             task
             for task, its_spool in self._spoiled.items()
             if its_spool is spool and task not in unless
         ]:
             del self._spoiled[task]
-        for task in [
-            task
-            for task, upload in self._broken.items()
-            if upload.spool is spool and task not in unless
-        ]:
-            self.forget(task)
 
     def _lose_place(self, upload: Upload) -> None:
         """The upload lost its place. Chunks that are on their way still count."""
@@ -323,9 +353,7 @@ class Uploads:
     def _keep_bytes(self, upload: Upload) -> None:
         self._without_place[upload] = None
         if len(self._without_place) > self.places.limit:
-            least = min(self._without_place, key=Upload.progress)
-            self._broken.pop(least.report.task, None)
-            self._begin_again(least)
+            self._begin_again(min(self._without_place, key=Upload.progress))
 
     def _begin_again(self, upload: Upload) -> None:
         """Forget the upload's bytes. Chunks that are on their way will not count."""

@@ -256,7 +256,7 @@ class Host:
 
     def forget_uploads(self, spool: Spool, unless: Container[str]) -> None:
         """The tasks of the run with this spool are over, except those named by ``unless``: forget
-        what broken connections left of their uploads."""
+        which of their uploads arrived wrong."""
         self.uploads.forget_tasks(spool, unless)
 
     def uploads_of(self, spool: Spool) -> UploadsNow:
@@ -307,10 +307,12 @@ class Host:
                 driver.connection.end(1008, "the credential was revoked")
 
     async def empty(self) -> None:
-        """Wait STOP_TIMEOUT seconds at most for all connections to end."""
+        """Wait STOP_TIMEOUT seconds at most for all connections to end. Uploads of those that do
+        not go on after the next start, where they are then."""
         until = self._loop.time() + STOP_TIMEOUT
         while self.connections and self._loop.time() < until:
             await asyncio.sleep(0.05)
+        self.uploads.write_checkpoints(self._loop.time())
 
 
 def welcome(

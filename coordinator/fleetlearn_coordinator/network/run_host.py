@@ -100,7 +100,7 @@ class RunHost(Protocol):
 
     def forget_uploads(self, spool: Spool, unless: Container[str]) -> None:
         """The tasks of the run with this spool are over, except those named by ``unless``: forget
-        what broken connections left of their uploads."""
+        which of their uploads arrived wrong."""
 
     def uploads_of(self, spool: Spool) -> UploadsNow:
         """Return how many uploads there are of the run with this spool."""

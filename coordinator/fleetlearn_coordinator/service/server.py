@@ -28,7 +28,7 @@ from fleetlearn_protocol.messages import (
 )
 from fleetlearn_protocol.versions import SEPARATE_BUFFERS, agreed_version
 
-from fleetlearn_coordinator.conversation.begun import Announced
+from fleetlearn_coordinator.conversation.begun import Announced, BegunUpload
 from fleetlearn_coordinator.conversation.masked_reports import check_masked
 from fleetlearn_coordinator.conversation.port import Admitted, Spool
 from fleetlearn_coordinator.conversation.uploads import check_parts, check_work
@@ -309,7 +309,14 @@ class RunServer:
             check_masked(report, secure, self.engine.round_of(report.task), epochs)
         elif report.round > self._planned_before:
             check_work(report, epochs)
-        return Announced(wanted=True)
+        begun = self.run.begun.take(report.task, report.parts)
+        return Announced(wanted=True, begun=begun)
+
+    def keep_upload(self, device: str, begun: BegunUpload) -> None:
+        if self.engine.leases.get(device) == begun.task:
+            self.run.begun.keep(begun)
+        else:
+            self.spool.free_spool_file(begun.spool_file)
 
     def weigh(self, device: str, task: str, now: float) -> float | None:
         if self.has_counted(device, task):
@@ -529,7 +536,9 @@ class RunServer:
 
     def _forget_uploads(self) -> None:
         """A round is over: forget the uploads of its tasks, except those that go on."""
-        self.host.forget_uploads(self.spool, unless={*self.engine.leases.values()})
+        unless = {*self.engine.leases.values()}
+        self.host.forget_uploads(self.spool, unless)
+        self.run.begun.forget(unless)
 
     def _assign(self, lease: Assign) -> None:
         run, device = self.run, lease.device

@@ -100,11 +100,23 @@ class Blobs(StoredModels, Protocol):
         for all such files before the first ``take_spool_file``, once for each."""
 
     def free_spool_file(self, number: int) -> None:
-        """The bytes of the spool file are not needed any more. Call once for each time that it was
-        taken."""
+        """The bytes of the spool file are not needed any more, nor its checkpoint. Call once for
+        each time that it was taken."""
 
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
         """Write at an offset in bytes. Bytes may be written again, in any order. Raises OSError."""
+
+    def write_checkpoint(self, number: int, content: bytes) -> None:
+        """Write beside the spool file, which is taken, what is known of its bytes, in place of what
+        was written before: a later process finds one or the other, whole. Where it cannot be
+        written, what was there stays."""
+
+    def checkpoints(self) -> dict[int, bytes]:
+        """Return the checkpoints that an earlier process left, by the numbers of their spool files.
+        After a loss of power they may be damaged, or know of bytes that are lost."""
+
+    def drop_checkpoint(self, number: int) -> None:
+        """Remove the checkpoint of the spool file, if there is one. Raises OSError."""
 
     def read_spool_file(
         self, number: int, size: int, begin: int = 0, part_bytes: int = PART_BYTES

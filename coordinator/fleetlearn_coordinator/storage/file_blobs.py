@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -100,6 +100,8 @@ class FileBlobs(FileModels):
         self._spool: list[int] = []
         """The open file descriptor of each spool file."""
         self._free: list[int] = []
+        self._checkpoints: set[int] = set()
+        """The spool files that have a checkpoint. Few do: no file is looked for."""
         self._sums: list[int] = []
 
     def close(self) -> None:
@@ -122,7 +124,33 @@ class FileBlobs(FileModels):
         self._free.remove(number)
 
     def free_spool_file(self, number: int) -> None:
+        # first: the next upload must not be taken for this one
+        self.drop_checkpoint(number)
         self._free.append(number)
+
+    def write_checkpoint(self, number: int, content: bytes) -> None:
+        path = checkpoint_path(self.folder, number)
+        draft = path.with_suffix(".draft")
+        with suppress(OSError):  # such as a full disk: the upload then begins again after a death
+            draft.write_bytes(content)
+            draft.replace(path)
+            self._checkpoints.add(number)
+
+    def checkpoints(self) -> dict[int, bytes]:
+        found = {}
+        for path in (self.folder / UPLOADS).glob("slot-*.begun"):
+            number = path.stem.removeprefix("slot-")
+            if number.isdecimal() and path.with_suffix("").exists():
+                found[int(number)] = path.read_bytes()
+            else:
+                path.unlink()
+        self._checkpoints.update(found)
+        return found
+
+    def drop_checkpoint(self, number: int) -> None:
+        if number in self._checkpoints:
+            checkpoint_path(self.folder, number).unlink(missing_ok=True)
+            self._checkpoints.discard(number)
 
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
         self._check()
@@ -243,6 +271,11 @@ class FileBlobs(FileModels):
 def spool_path(folder: Path, number: int) -> Path:
     """Return the path of a spool file below a data directory."""
     return folder / UPLOADS / f"slot-{number:04d}"
+
+
+def checkpoint_path(folder: Path, number: int) -> Path:
+    """Return the path of a spool file's checkpoint below a data directory."""
+    return spool_path(folder, number).with_suffix(".begun")
 
 
 def model_path(folder: Path, version: int) -> Path:

@@ -62,10 +62,17 @@ class Store:
     thread, and so may what ``begin_save`` returns."""
 
     def __init__(
-        self, storage: RunStorage, ledger: Ledger, blobs: Blobs, resources: ExitStack
+        self,
+        storage: RunStorage,
+        ledger: Ledger,
+        blobs: Blobs,
+        resources: ExitStack,
+        uploads: int,
     ) -> None:
         """Made by ``open_store``. ``resources`` are closed with it."""
         self.storage, self.blobs, self._ledger = storage, blobs, ledger
+        self.uploads = uploads
+        """How many uploads may be granted at a time."""
         self._resources = resources
         self._writer: BatchWriter | None = None
         """Writes a slow ledger's batches while the run is served. None: each is written at once."""
@@ -288,6 +295,13 @@ class Store:
             begin += part.size
         return update
 
+    def begun_uploads(self) -> dict[int, bytes]:
+        """Return the checkpoints of uploads that an earlier process began, by the numbers of their
+        spool files. A file that holds an accepted update is none of them."""
+        held = {*self._held.values(), *(number for _, number in self._early.values())}
+        found = self.blobs.checkpoints()
+        return {number: found[number] for number in sorted(found.keys() - held)}
+
     def _free_held(self) -> None:
         self._free([*self._held.values()])
         self._held.clear()
@@ -435,7 +449,7 @@ def open_store(
         ledger.write(rows)
         blobs.open_aggregator()
         resources = opened.pop_all()
-    return Store(storage, ledger, blobs, resources)
+    return Store(storage, ledger, blobs, resources, uploads)
 
 
 def _refuse_lost(storage: RunStorage, ledger: Ledger, blobs: Blobs) -> None:
@@ -464,8 +478,9 @@ def _check_bundle(storage: RunStorage, kept: object, bundle: str, what: str) -> 
 
 def most_spool_files(uploads: int, kept: int = 0) -> int:
     """Return how many spool files are open at most, if ``uploads`` uploads may be granted at a time
-    and the aggregator keeps ``kept`` updates of a round."""
-    return max(SPOOL_FILES_HELD, kept) + 2 * uploads
+    and the aggregator keeps ``kept`` updates of a round. As many uploads as may be granted wait
+    with some of their bytes, and as many are of devices that are away."""
+    return max(SPOOL_FILES_HELD, kept) + 3 * uploads
 
 
 def checksum_of(state: Mapping[str, Vector]) -> int:

@@ -22,6 +22,7 @@ from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.settings import EvaluationSettings
 from fleetlearn_protocol import Code, ProtocolError
 from fleetlearn_protocol.exchanges import fields_of
+from fleetlearn_protocol.frames import CHUNK_BYTES
 from fleetlearn_protocol.messages import (
     Accepted,
     Cancel,
@@ -311,7 +312,8 @@ def test_a_flood_while_the_run_is_asked_ends_the_connection() -> None:
     assert isinstance(refused, SendMessage)
     assert (end, go_on) == (End("too many messages"), HandOnMessages())
     room.far.go_on()
-    assert a.did() == []
+    assert a.heard() == []
+    assert not room.uploads.active
 
 
 def test_a_device_that_is_sent_away_while_it_is_asked_about() -> None:
@@ -322,5 +324,27 @@ def test_a_device_that_is_sent_away_while_it_is_asked_about() -> None:
     a.conversation.tell(away)
     assert away in a.heard()
     room.far.go_on()
-    assert a.did() == []
+    assert a.heard() == []
     assert not room.uploads.active
+
+
+def test_what_is_here_of_an_upload_is_given_back_where_its_announcer_is_gone() -> None:
+    room = LateRoom()
+    (a, task), _ = have_tasks(room, "a", "b")
+    grant = one(say(a, report_of(task, UPDATE)), Grant)
+    say(a, chunks(grant, UPDATE)[0])
+    a.disconnect()
+    room.far.go_on()
+    held = Held(task.task, task.round)
+    again = Device(room)
+    say(again, CheckIn(1, "a", 10, held=held))
+    again.say(report_of(task, UPDATE))
+    again.disconnect()
+    room.far.go_on()
+    assert room.begun.bytes_kept == CHUNK_BYTES
+    last = Device(room)
+    say(last, CheckIn(1, "a", 10, held=held))
+    grant = one(say(last, report_of(task, UPDATE)), Grant)
+    assert grant.offset == CHUNK_BYTES
+    assert say(last, *chunks(grant, UPDATE), Uploaded(task.task)) == [Accepted(task.task)]
+    np.testing.assert_array_equal(room.saved[task.task], UPDATE)

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from fleetlearn_coordinator.conversation.begun import (
+    BegunUpload,
+    BegunUploads,
+    decode_begun,
+    encode_begun,
+)
 from fleetlearn_coordinator.conversation.places import PROOF_FACTOR, WINDOW, Places, Proven
-from fleetlearn_coordinator.conversation.uploads import Upload, Uploads, check_parts
+from fleetlearn_coordinator.conversation.uploads import (
+    CHECKPOINT_BYTES,
+    CHECKPOINT_SECONDS,
+    Upload,
+    Uploads,
+    check_parts,
+)
 from fleetlearn_coordinator.service.training_run.spooled_update import SpooledUpdate
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_protocol import Code, ProtocolError
@@ -16,7 +29,7 @@ from fleetlearn_protocol.encodings import FLOAT32, INT64, MASKED, MASKED64, find
 from fleetlearn_protocol.formats.whole import sums_to_bytes
 from fleetlearn_protocol.frames import CHUNK_BYTES, Chunk, pack_chunks, unpack_chunk
 from fleetlearn_protocol.messages import Report
-from fleetlearn_protocol.vector import Vector
+from fleetlearn_protocol.vector import Vector, checksum
 
 UPDATE = np.linspace(-3, 2, 50_000, dtype=np.float32)
 
@@ -42,8 +55,39 @@ def make(limit: int) -> Uploads:
     return Uploads(Places(limit, RATE, Proven(100)))
 
 
-def granted(uploads: Uploads, blobs: FileBlobs, task: str, update: Vector = UPDATE) -> Upload:
-    upload = uploads.offer("device", report_of(task, update), blobs, lambda part: len(update))
+class Deaf:
+    """A sender that is told nothing here."""
+
+    def arriving(self) -> int:
+        return 0
+
+    def granted(self, upload: Upload, now: float) -> None:
+        raise AssertionError
+
+    def must_wait(self, upload: Upload) -> None:
+        raise AssertionError
+
+
+def offer(
+    uploads: Uploads,
+    device: str,
+    report: Report,
+    spool: FileBlobs,
+    elements_of: Callable[[str], int],
+    begun: BegunUpload | None = None,
+) -> Upload:
+    return uploads.offer(device, report, spool, elements_of, Deaf(), begun)
+
+
+def granted(
+    uploads: Uploads,
+    blobs: FileBlobs,
+    task: str,
+    update: Vector = UPDATE,
+    begun: BegunUpload | None = None,
+) -> Upload:
+    report = report_of(task, update)
+    upload = offer(uploads, "device", report, blobs, lambda part: len(update), begun)
     assert list(uploads.grants(0.0)) == [upload]
     return upload
 
@@ -105,7 +149,7 @@ def test_sums_come_without_the_zeros_at_their_end(blobs: FileBlobs) -> None:
         wrong = msgspec.structs.replace(part, size=size)
         with pytest.raises(ProtocolError, match="its 5 elements take 40"):
             check_parts(msgspec.structs.replace(report, parts=(wrong,)), asked, five)
-    upload = uploads.offer("device", report, blobs, five)
+    upload = offer(uploads, "device", report, blobs, five)
     assert list(uploads.grants(0.0)) == [upload]
     for message in pack_chunks(upload.transfer, content):
         upload.receive(unpack_chunk(message))
@@ -155,7 +199,7 @@ def test_masked_words_are_uploaded_whatever_they_are(blobs: FileBlobs) -> None:
     words[:2] = 0x7F800000, 0xFFC00000
     report, uploads = masked_report(words), make(1)
     check_parts(report, {"update": "masked"}, elements_of)
-    upload = uploads.offer("device", report, blobs, elements_of)
+    upload = offer(uploads, "device", report, blobs, elements_of)
     assert list(uploads.grants(0.0)) == [upload]
     for message in pack_chunks(upload.transfer, words.tobytes()):
         upload.receive(unpack_chunk(message))
@@ -192,7 +236,8 @@ def test_each_part_of_an_upload_is_checked_by_itself(blobs: FileBlobs) -> None:
     first, second = UPDATE[:3].tobytes(), UPDATE[3:5].tobytes()
     parts = FLOAT32.part("a", first), FLOAT32.part("b", second)
     uploads = make(1)
-    upload = uploads.offer(
+    upload = offer(
+        uploads,
         "device",
         msgspec.structs.replace(report_of("t1"), parts=parts),
         blobs,
@@ -225,7 +270,7 @@ def test_chunks_hold_whole_blocks(blobs: FileBlobs, name: str) -> None:
     content = encoding.encode(vector, seed)
     uploads, whole = make(1), encoding.size(4096)
     report = msgspec.structs.replace(report_of("t1"), parts=(encoding.part("update", content),))
-    upload = uploads.offer("device", report, blobs, lambda part: len(vector))
+    upload = offer(uploads, "device", report, blobs, lambda part: len(vector))
     assert list(uploads.grants(0.0)) == [upload]
     for size in (whole - 1, whole + 1):
         with pytest.raises(
@@ -256,43 +301,53 @@ def test_a_paused_upload_goes_on_with_the_same_bytes_only(blobs: FileBlobs) -> N
     uploads = make(1)
     upload = granted(uploads, blobs, "t1")
     upload.receive(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))))
-    uploads.pause(upload)
-    again = granted(uploads, blobs, "t1")
-    assert again is upload
-    assert again.offset == CHUNK_BYTES
-    uploads.pause(again)
-    other = granted(uploads, blobs, "t1", UPDATE + 1)
-    assert other is not upload
-    assert other.offset == 0
+    kept = BegunUploads(1, blobs.free_spool_file)
+    begun = uploads.part(upload, 0.0)
+    assert begun is not None
+    kept.keep(begun)
+    assert kept.bytes_kept == begun.offset == CHUNK_BYTES
+    again = granted(uploads, blobs, "t1", begun=kept.take("t1", upload.report.parts))
+    assert (again.offset, again.crc32, again.largest) == (
+        CHUNK_BYTES,
+        begun.crc32,
+        begun.largest,
+    )
+    assert not kept.bytes_kept
+    sent(again, blobs)
+    again.check_complete()
+    begun = uploads.part(again, 0.0)
+    assert begun is not None
+    kept.keep(begun)
+    assert kept.take("t1", report_of("t1", UPDATE + 1).parts) is None
+    assert not kept.bytes_kept
+    assert blobs.take_spool_file() == begun.spool_file, "its file is free"
 
 
 def test_spool_files_are_bounded_whatever_breaks(blobs: FileBlobs, tmp_path: Path) -> None:
-    uploads = make(4)
+    uploads, kept = make(4), BegunUploads(4, blobs.free_spool_file)
     for number in range(50):
         upload = granted(uploads, blobs, f"t{number}")
         upload.receive(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))))
-        uploads.pause(upload)
-    assert len(list((tmp_path / "run" / "uploads").iterdir())) <= 6
-    uploads.forget_tasks(blobs, unless=())
+        begun = uploads.part(upload, 0.0)
+        assert begun is not None
+        kept.keep(begun)
+    assert len(list((tmp_path / "run" / "uploads").glob("slot-????"))) <= 6
+    assert len(blobs.checkpoints()) == 4
+    kept.forget(unless=())
+    assert blobs.checkpoints() == {}
     taken = {blobs.take_spool_file() for _ in range(6)}
     assert len(taken) == 6, "a spool file was given twice"
 
 
-def test_the_end_of_one_run_s_round_leaves_another_run_s_uploads(
+def test_the_end_of_one_run_s_round_leaves_another_run_s_tasks(
     blobs: FileBlobs, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
     other = FileBlobs(tmp_path / "other")
     uploads = make(2)
     for spool, task in ((blobs, "t1"), (other, "t2")):
-        upload = granted(uploads, spool, task)
-        upload.receive(unpack_chunk(next(pack_chunks(1, UPDATE.tobytes()))))
-        uploads.pause(upload)
         assert uploads.first_spoiled(task, spool)
     uploads.forget_tasks(blobs, unless=())
-    assert [
-        granted(uploads, spool, task).offset for spool, task in ((blobs, "t1"), (other, "t2"))
-    ] == [0, CHUNK_BYTES]
     assert uploads.first_spoiled("t1", blobs)
     assert not uploads.first_spoiled("t2", other)
 
@@ -300,10 +355,10 @@ def test_the_end_of_one_run_s_round_leaves_another_run_s_uploads(
 def test_a_waiting_upload_that_leaves_makes_room(blobs: FileBlobs) -> None:
     uploads = make(1)
     first, second, third = (
-        uploads.offer("device", report_of(f"t{number}"), blobs, elements_of) for number in range(3)
+        offer(uploads, "device", report_of(f"t{number}"), blobs, elements_of) for number in range(3)
     )
     assert list(uploads.grants(0.0)) == [first]
-    uploads.pause(second)
+    assert uploads.part(second, 0.0) is None, "nothing came of it"
     uploads.drop(first)
     assert list(uploads.grants(0.0)) == [third]
 
@@ -313,14 +368,14 @@ def test_an_upload_waits_for_a_spool_file_and_one_that_has_its_file_goes_on(tmp_
     uploads = make(2)
     first = granted(uploads, blobs, "t1")
     sent(first, blobs)
-    second = uploads.offer("device", report_of("t2"), blobs, elements_of)
+    second = offer(uploads, "device", report_of("t2"), blobs, elements_of)
     assert list(uploads.grants(0.0)) == []
-    uploads.pause(first)
+    begun = uploads.part(first, 0.0)
     uploads.drop(second)
-    assert granted(uploads, blobs, "t1") is first
-    uploads.offer("device", report_of("t3"), blobs, elements_of)
+    again = granted(uploads, blobs, "t1", begun=begun)
+    offer(uploads, "device", report_of("t3"), blobs, elements_of)
     assert list(uploads.grants(0.0)) == []
-    uploads.drop(first)
+    uploads.drop(again)
     assert [upload.report.task for upload in uploads.grants(0.0)] == ["t3"]
 
 
@@ -336,7 +391,7 @@ def test_an_upload_that_loses_its_place_keeps_its_bytes_and_what_is_on_its_way(
     uploads = make(1)
     slow = granted(uploads, blobs, "slow")
     sent(slow, blobs)
-    next_ = uploads.offer("next", report_of("next"), blobs, elements_of)
+    next_ = offer(uploads, "next", report_of("next"), blobs, elements_of)
     # what came counts in the first window, and in the second nothing came
     uploads.places.measure(WINDOW)
     assert list(uploads.grants(WINDOW)) == []
@@ -364,7 +419,7 @@ def test_of_uploads_without_a_place_those_that_brought_least_begin_again(
     slow.slow = True
     crawlers = []
     for number in range(20):
-        crawler = uploads.offer(f"c{number}", report_of(f"c{number}"), blobs, elements_of)
+        crawler = offer(uploads, f"c{number}", report_of(f"c{number}"), blobs, elements_of)
         list(uploads.grants(number))
         (message,) = pack_chunks(crawler.transfer, bytes(4))
         crawler.receive(unpack_chunk(message))
@@ -399,9 +454,67 @@ def test_an_update_that_came_in_parts_proves_nothing_by_its_last_part(blobs: Fil
     uploads = make(1)
     upload = granted(uploads, blobs, "t1")
     sent(upload, blobs)
-    uploads.pause(upload)
-    again = uploads.offer("device", report_of("t1"), blobs, elements_of)
+    begun = uploads.part(upload, 0.0)
+    again = offer(uploads, "device", report_of("t1"), blobs, elements_of, begun)
     list(uploads.grants(500.0))
     sent(again, blobs)
     finished(uploads, again, 500.1)
     assert "device" not in uploads.places.proven
+
+
+# Begun uploads
+
+
+def begun_at(offset: int, task: str = "t1", spool_file: int = 0) -> BegunUpload:
+    parts = report_of(task).parts
+    return BegunUpload("device", task, parts, spool_file, offset, {"update": 7}, {"update": 3.0})
+
+
+def test_a_checkpoint_says_what_it_was_given() -> None:
+    begun = begun_at(1000)
+    assert decode_begun(encode_begun(begun)) == begun
+
+
+def test_a_checkpoint_that_was_changed_or_cut_short_says_nothing() -> None:
+    content = encode_begun(begun_at(1000))
+    for size in range(len(content)):
+        assert decode_begun(content[:size]) is None
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        assert decode_begun(bytes(changed)) is None
+    other = b'{"device": "a"}'
+    assert decode_begun(checksum(other).to_bytes(4, "little") + other) is None, "another version"
+
+
+def test_of_kept_uploads_the_one_with_the_fewest_bytes_is_dropped() -> None:
+    freed: list[int] = []
+    kept = BegunUploads(2, freed.append)
+    for number, offset in enumerate((500, 20, 900, 30)):
+        kept.keep(begun_at(offset, f"t{number}", number))
+    assert freed == [1, 3]
+    assert kept.bytes_kept == 1400
+    kept.keep(begun_at(600, "t0", 7))
+    assert freed == [1, 3, 0], "a task has one upload"
+    kept.forget(unless=["t2"])
+    assert freed == [1, 3, 0, 7]
+    assert kept.take("t1", report_of("t1").parts) is None
+    assert kept.take("t2", report_of("t2").parts) == begun_at(900, "t2", 2)
+
+
+def test_a_checkpoint_is_due_after_so_many_bytes_or_seconds(blobs: FileBlobs) -> None:
+    uploads = make(1)
+    upload = granted(uploads, blobs, "t1")
+    assert not upload.needs_checkpoint(CHECKPOINT_SECONDS - 0.1)
+    assert upload.needs_checkpoint(CHECKPOINT_SECONDS)
+    upload.offset = CHECKPOINT_BYTES - 1
+    assert not upload.needs_checkpoint(0.0)
+    upload.offset += 1
+    assert upload.needs_checkpoint(0.0)
+    upload.write_checkpoint(3.0)
+    assert not upload.needs_checkpoint(3.0)
+    assert {number: decode_begun(each) for number, each in blobs.checkpoints().items()} == {
+        upload.spool_file: upload.begun()
+    }
+    uploads.drop(upload)
+    assert blobs.checkpoints() == {}

@@ -38,6 +38,30 @@ def test_a_spool_file_of_an_earlier_process_is_not_given_away(tmp_path: Path) ->
     assert blobs.take_spool_file() == 2
 
 
+def test_a_checkpoint_is_gone_with_its_spool_file(tmp_path: Path) -> None:
+    blobs = FileBlobs(tmp_path)
+    first, second = blobs.take_spool_file(), blobs.take_spool_file()
+    blobs.write_checkpoint(first, b"old")
+    blobs.write_checkpoint(first, b"new")
+    blobs.write_checkpoint(second, b"other")
+    assert FileBlobs(tmp_path).checkpoints() == {first: b"new", second: b"other"}
+    blobs.free_spool_file(first)
+    later = FileBlobs(tmp_path)
+    assert later.checkpoints() == {second: b"other"}
+    later.reserve_spool_file(second)
+    later.free_spool_file(second)
+    assert FileBlobs(tmp_path).checkpoints() == {}
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    blobs = FileBlobs(tmp_path)
+    spool_file = blobs.take_spool_file()
+    blobs.write_checkpoint(spool_file, b"old")
+    with largest_file(1000):
+        blobs.write_checkpoint(spool_file, bytes(4000))
+    assert FileBlobs(tmp_path).checkpoints() == {spool_file: b"old"}
+
+
 def test_there_is_room_until_all_spool_files_are_in_use(tmp_path: Path) -> None:
     blobs = FileBlobs(tmp_path, spool_files=2)
     blobs.reserve_spool_file(1)

@@ -83,7 +83,7 @@ def conversations(data: bytes) -> None:
     assert not list(room.uploads.places.waiting)
     # these are forgotten when the next round ends
     left = PLACES if room.engine.settings.outlive else 0
-    assert len(room.uploads._broken) <= left, "an upload is kept for nobody"
+    assert len(room.begun._kept) <= left, "an upload is kept for nobody"
     assert len(room.spool.files) <= left
     if not room.saved:
         assert room.commits == 0, "a model was made without an update"

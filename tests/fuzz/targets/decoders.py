@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from fleetlearn_coordinator import Plan
+from fleetlearn_coordinator.conversation.begun import decode_begun
 from fleetlearn_coordinator.conversation.places import Places, Proven
 from fleetlearn_coordinator.conversation.uploads import Upload, Uploads
 from fleetlearn_coordinator.network.addresses import Networks
@@ -159,10 +160,27 @@ class _Spool:
         assert offset == len(self.content)
         self.content += content
 
+    def write_checkpoint(self, number: int, content: bytes) -> None:
+        self.checkpoint = content
+
+
+class _Deaf:
+    """A sender that does not care when it may send."""
+
+    def arriving(self) -> int:
+        return 0
+
+    def granted(self, upload: Upload, now: float) -> None:
+        pass
+
+    def must_wait(self, upload: Upload) -> None:
+        raise AssertionError
+
 
 def uploads(data: bytes) -> None:
-    """Lines: encodings, a number of elements, sizes of chunks; then the bytes of the update. What
-    is complete at the end decodes, and its greatest element is the one that was found chunk by
+    """Lines: encodings, a number of elements, sizes of chunks; then the bytes of the update. After
+    each third chunk the connection breaks, and the upload goes on from its checkpoint. What is
+    complete at the end decodes, and its greatest element is the one that was found chunk by
     chunk."""
     first, _, rest = data.partition(b"\n")
     second, _, rest = rest.partition(b"\n")
@@ -185,7 +203,7 @@ def uploads(data: bytes) -> None:
     report = Report(TASK, 1, tuple(parts), 1, 1, 1.0, True, 0.0)
     spool = _Spool()
     pool = Uploads(Places[Upload](1, 0.0, Proven(1)))
-    upload = pool.offer("a", report, spool, lambda part: elements)
+    upload = pool.offer("a", report, spool, lambda part: elements, _Deaf())
     pool.grant(0.0)
     turn = 0
     while upload.offset < min(report.size, len(content)):
@@ -201,6 +219,11 @@ def uploads(data: bytes) -> None:
             if error.code is not Code.WRONG_LENGTH or size == 1:
                 return
             sizes = [size // 2 - 1]
+        if turn % 3 == 0 and upload.offset:
+            begun = pool.part(upload, 0.0)
+            assert decode_begun(spool.checkpoint) == begun
+            upload = pool.offer("a", report, spool, lambda part: elements, _Deaf(), begun)
+            pool.grant(0.0)
     try:
         upload.check_complete()
     except ProtocolError:

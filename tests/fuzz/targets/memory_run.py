@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from engine_port import EnginePort, SpoolInMemory
-from fleetlearn_coordinator.conversation.begun import Announced
+from fleetlearn_coordinator.conversation.begun import Announced, BegunUpload, BegunUploads
 from fleetlearn_coordinator.conversation.conversation import Conversation
 from fleetlearn_coordinator.conversation.effects import (
     CheckedIn,
@@ -125,7 +125,8 @@ class Room(EnginePort):
     def __init__(self, settings: Settings, asked: dict[str, str]) -> None:
         self.engine, self._asked = Engine(settings), asked
         self._secure = SECURE if asked == MASKS else None
-        self.spool, self.elements = SpoolInMemory(1000, 2 * PLACES + 1), ELEMENTS
+        self.spool, self.elements = SpoolInMemory(1000, 3 * PLACES + 1), ELEMENTS
+        self.begun = BegunUploads(PLACES, self.spool.free_spool_file)
         self.uploads = Uploads(Places[Upload](PLACES, 100.0, Proven(2)))
         self.connections: dict[int, Peer] = {}
         """Actor -> its connection."""
@@ -185,6 +186,7 @@ class Room(EnginePort):
 
     def _forget_uploads(self) -> None:
         self.uploads.forget_tasks(self.spool, unless={*self.engine.leases.values()})
+        self.begun.forget(unless={*self.engine.leases.values()})
 
     def _tell(self, device: str, message: FromCoordinator) -> None:
         if device in self.devices:
@@ -213,7 +215,13 @@ class Room(EnginePort):
         )
         if self._secure is not None:
             check_masked(report, self._secure, self.engine.round_of(report.task), 1)
-        return Announced(wanted=True)
+        return Announced(wanted=True, begun=self.begun.take(report.task, report.parts))
+
+    def keep_upload(self, device: str, begun: BegunUpload) -> None:
+        if self.engine.leases.get(device) == begun.task:
+            self.begun.keep(begun)
+        else:
+            self.spool.free_spool_file(begun.spool_file)
 
     def save_update(
         self, device: str, report: Report, spool: int, largest: Mapping[str, float]
@@ -289,14 +297,10 @@ class Room(EnginePort):
             )
         places = self.uploads.places
         assert len(places.held) <= PLACES
-        assert len(self.spool.files) <= 2 * PLACES + 1
-        kept = {
-            *places.held,
-            *places.waiting,
-            *self.uploads._broken.values(),
-            *self.uploads._without_place,
-        }
+        assert len(self.spool.files) <= 3 * PLACES + 1
+        kept = {*places.held, *places.waiting, *self.uploads._without_place}
         files = [upload.spool_file for upload in kept if upload.spool_file is not None]
+        files += [begun.spool_file for begun in self.begun._kept.values()]
         assert sorted(files) == sorted(self.spool.files), (
             "a spool file is nobody's, or belongs to two uploads"
         )

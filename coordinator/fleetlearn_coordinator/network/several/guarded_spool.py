@@ -40,6 +40,10 @@ class GuardedSpool:
         if not self._over:
             self._spool.free_spool_file(number)
 
+    def write_checkpoint(self, number: int, content: bytes) -> None:
+        if not self._over:
+            self._spool.write_checkpoint(number, content)
+
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
         try:
             self._spool.write_spool_file(number, offset, content)

@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.messages import CheckIn, ComeBack, Reply, Report
 
-from fleetlearn_coordinator.conversation.begun import Announced
+from fleetlearn_coordinator.conversation.begun import Announced, BegunUpload
 from fleetlearn_coordinator.conversation.port import Admitted, Spool
 from fleetlearn_coordinator.network.several.turns import SharedDevice, SharedRun, Turns
 
@@ -66,6 +66,11 @@ class SharedPort:
         return self._of_done(
             device, report.task, counted, lambda run: run.port.announce(device, report, now)
         )
+
+    def keep_upload(self, device: str, begun: BegunUpload) -> None:
+        run = self._turns.of_task(begun.task)
+        if run is not None:
+            self._turns.ask_run(run, lambda: run.port.keep_upload(device, begun))
 
     def weigh(self, device: str, task: str, now: float) -> float | None:
         return self._of_done(device, task, None, lambda run: run.port.weigh(device, task, now))

@@ -21,6 +21,7 @@ from fleetlearn_protocol.quality_messages import QUALITY
 from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE, UNMASKING
 
+from fleetlearn_coordinator.conversation.begun import BegunUploads
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
@@ -77,6 +78,7 @@ from fleetlearn_coordinator.service.training_run.round_reports import RoundRepor
 from fleetlearn_coordinator.service.training_run.round_work import RoundWork
 from fleetlearn_coordinator.service.training_run.run_models import RunModels
 from fleetlearn_coordinator.service.training_run.run_tasks import RunTasks
+from fleetlearn_coordinator.service.training_run.take_up_uploads import take_up_uploads
 from fleetlearn_coordinator.storage.ledger import (
     ExchangeEnded,
     ReportAccepted,
@@ -146,6 +148,8 @@ class Run:
             self._weights.count(number, [device])
         self.bytes_up = self.bytes_down = 0
         """Payload of updates received and of content sent, since the last round closed."""
+        self.begun = BegunUploads(store.uploads, store.blobs.free_spool_file)
+        """The uploads that are not complete, of devices that are away."""
         self._opened = now.engine
         self.engine = Engine(
             plan.engine_settings(heartbeat)._replace(budget=self.budget.limit),
@@ -264,7 +268,14 @@ class Run:
 
     def resume(self, now: Clocks) -> list[Command]:
         """Take up what an earlier process left: its open round, tasks that run, reports that came
-        early, and exchanges. Call once."""
+        early, exchanges, and uploads that are not complete. Call once."""
+        heard = self._resume(now)
+        here = take_up_uploads(self.store, self.begun, self.engine.leases)
+        if here:
+            self.log.info("uploads that were not complete go on: %d bytes of them are here", here)
+        return heard
+
+    def _resume(self, now: Clocks) -> list[Command]:
         if self.finished is not None:
             return []
         heard = [] if self.engine.phase is Phase.FINISHED else self._resume_rounds(now)

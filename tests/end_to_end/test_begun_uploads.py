@@ -1,0 +1,71 @@
+"""An upload outlives its coordinator: a process that is killed in the middle of one, twice, and the
+bytes that its device sends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator import read_model
+from fleetlearn_coordinator.conversation.uploads import CHECKPOINT_BYTES
+from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.frames import CHUNK_BYTES
+from fleetlearn_protocol.vector import Vector
+from peers import plan_text, write_test_bundle
+from processes import PATIENCE, Processes, free_port
+from slow_link import ReturningDevice, slow_link
+
+MIB = 2**20
+UPDATE = 48 * MIB
+"""Bytes of the update."""
+RATE = 24.0 * MIB
+IN_FLIGHT = 2 * MIB
+"""Bytes that may have crossed the link when the coordinator dies, and were not read by it."""
+
+
+async def deliver(run: Processes, plan: Path, port: int, update: Vector, how: int) -> int:
+    """Deliver the update while the coordinator is ended by signal ``how`` after 20 MiB of it and
+    after 40, and begun again. Returns the bytes that crossed the link."""
+    async with slow_link(port, RATE) as link, asyncio.timeout(2 * PATIENCE):
+        device = ReturningDevice(link, update)
+        delivery = asyncio.ensure_future(device.deliver())
+        for grants, part in ((1, 20 * MIB), (2, 40 * MIB)):
+            process = run.coordinator(plan)
+            while len(device.offsets) < grants or link.up - device.up_before[-1] < (
+                part - device.offsets[-1]
+            ):
+                assert not delivery.done(), delivery.result()
+                assert process.poll() is None
+                await asyncio.sleep(0.01)
+            process.send_signal(how)
+            await asyncio.to_thread(process.wait)
+        run.coordinator(plan)
+        await delivery
+        assert len(device.offsets) == 3, device.offsets
+        return link.up
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+def test_an_upload_goes_on_after_its_coordinator_s_death(
+    run: Processes, tmp_path: Path, how: int
+) -> None:
+    """At most a checkpoint of it is sent twice for each kill, and less than a chunk for each
+    orderly stop."""
+    port, bundle = free_port(), write_test_bundle(tmp_path / "test.bundle", UPDATE // 4)
+    plan = tmp_path / "plan.toml"
+    settings = {"round__goal": 1, "round__grace": 60.0, "round__deadline": 600.0}
+    plan.write_text(plan_text(bundle, tmp_path / "run", **settings, stop__rounds=1))
+    (tmp_path / "service.toml").write_text(f"port = {port}\n")
+    update = np.random.default_rng(5).standard_normal(UPDATE // 4, np.float32)
+    sent = asyncio.run(deliver(run, plan, port, update, how))
+    again = CHECKPOINT_BYTES if how == signal.SIGKILL else CHUNK_BYTES
+    assert UPDATE < sent < UPDATE + 2 * (again + IN_FLIGHT)
+    assert run.running["coordinator"].wait(PATIENCE) == 0, "the run ends with its round"
+    before = open_bundle(bundle).parameters()
+    _, after = read_model(tmp_path / "run")
+    np.testing.assert_allclose(after, before + update, rtol=1e-6, atol=1e-6)
+    assert list((tmp_path / "run" / "uploads").glob("*.begun")) == []
