@@ -155,6 +155,8 @@ class Contents:
 class MemoryStorage:
     """``RunStorage`` in memory. Its parts may be used in any thread."""
 
+    has_folder = False
+
     def __init__(self, where: str, latency: float | None = None) -> None:
         """``latency``: seconds that a batch takes at least, as in a store that is elsewhere. None:
         the ledger is not slow."""
@@ -207,6 +209,9 @@ class MemoryStorage:
             text = f"{self.where} is not a coordinator's data directory: it has no ledger"
             raise StoreError(Code.UNKNOWN_CONTENT, text)
         yield MemoryReader(self.where, self.contents.tables)
+
+    def check_ledger(self) -> str:
+        return ""
 
     def copy_to(self, folder: Path) -> CopiedRun:
         raise StoreError(Code.BAD_MESSAGE, f"{self.where} is in memory, and is not copied")

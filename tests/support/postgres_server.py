@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -43,6 +44,8 @@ class PostgresServer:
         self._data = folder / "data"
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
+        # The server ends with the thread that started it.
+        self._starter = ThreadPoolExecutor(max_workers=1)
         user = pwd.getpwnam("postgres" if has_user("postgres") else "nobody")
         self._as = ["setpriv"]
         if os.geteuid() == 0:
@@ -78,7 +81,10 @@ class PostgresServer:
             "-D", str(self._data), "-k", str(self.folder), "-p", str(self.port), *settings,
         ]  # fmt: skip
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd="/")
+            begun = self._starter.submit(
+                subprocess.Popen[bytes], command, stdout=log, stderr=log, cwd="/"
+            )
+            self._process = begun.result()
         ready = [str(self._programs / "pg_isready"), "-q", "-h", str(self.folder)]
         until = time.monotonic() + 30
         while subprocess.run([*ready, "-p", str(self.port)], check=False).returncode:
@@ -98,9 +104,9 @@ class PostgresServer:
 
     def stop(self) -> None:
         """End the server: its sessions are cut off."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGINT)
-        self._process.wait(30)
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait(30)
 
 
 def children(parent: int) -> list[int]:

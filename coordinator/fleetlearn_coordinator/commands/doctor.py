@@ -76,7 +76,7 @@ def _files(target: LocalTarget) -> Iterator[CheckView]:
             continue
         if plan is not None:
             plans.append(plan)
-            yield from checks.check_plan(plan, settings)
+            yield from checks.check_plan(plan, settings, run.name)
         yield checks.check_run(place, plan)
     served = running or (host is not None and host.running)
     yield from checks.check_ports(settings, running=served)

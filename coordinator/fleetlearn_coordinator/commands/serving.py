@@ -34,6 +34,10 @@ def serve(
         ),
     ] = None,
     stay: Annotated[bool, typer.Option(help="Once finished, go on telling devices so.")] = False,
+    standby: Annotated[
+        bool,
+        typer.Option(help="Wait while another coordinator serves the run, and go on after it."),
+    ] = False,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
     log_format: Annotated[
         str | None,
@@ -55,9 +59,10 @@ def serve(
     until SIGTERM."""
     with expected_errors():
         several = is_service_file(plan)
-        if several and (service is not None or stay):
+        if several and (service is not None or stay or standby):
             raise typer.BadParameter(
-                f"{plan} is a service file with runs: --service and --stay are for a plan"
+                f"{plan} is a service file with runs: --service, --stay and --standby are for a "
+                "plan"
             )
         file = plan if several else service
         settings = ServiceSettings.load(file) if file else ServiceSettings()
@@ -66,4 +71,4 @@ def serve(
         if several:
             serve_runs(settings)
         else:  # its last words are in the log
-            serve_plan(Plan.load(plan), service=settings, stay=stay)
+            serve_plan(Plan.load(plan), service=settings, stay=stay, standby=standby)

@@ -34,8 +34,8 @@ from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
 from fleetlearn_coordinator.privacy.accounting import has_accounting
 from fleetlearn_coordinator.service.views.records import CheckView, RunView
 from fleetlearn_coordinator.service.views.run_views import RunPlace, run_view
-from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_coordinator.storage.find_storage import find_storage, is_folder
+from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
+from fleetlearn_coordinator.storage.find_storage import find_storage, storage_for
 from fleetlearn_coordinator.storage.identities import DATABASE, Identities
 from fleetlearn_coordinator.storage.ledger import PRIVACY_COPIED
 from fleetlearn_coordinator.storage.store import most_spool_files
@@ -84,8 +84,9 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall("[0-9]+", text)[:3])
 
 
-def check_plan(plan: Plan, service: ServiceSettings) -> Checks:
-    """Check a plan against its bundle and the service, and its folder."""
+def check_plan(plan: Plan, service: ServiceSettings, run: str = "") -> Checks:
+    """Check a plan against its bundle and the service, and its stores. ``run``: the run's name, if
+    it is one of several."""
     try:
         plan.check_served(service)
         yield CheckView("plan", GOOD, f"{plan.file}: {plan.name}, recipe {plan.recipe}")
@@ -117,15 +118,23 @@ def check_plan(plan: Plan, service: ServiceSettings) -> Checks:
         if helper := check_helper(plan, words):
             yield helper
     try:
-        storage = find_storage(plan.data_dir)
+        storage = storage_for(plan.data_dir, service.ledger, run or plan.name)
+    except StoreUnavailableError as error:
+        yield CheckView("ledger", BAD, error.text, "mend what it names")
+        return
     except FleetError as error:
         yield CheckView("data", BAD, error.text, "change data_dir in the plan")
         return
-    if is_folder(storage):
+    if storage.has_folder:
         yield from check_folder("data", plan.data_dir, private=plan.privacy is not None)
         yield check_disk(plan, service, 4 * elements)
     else:
         yield CheckView("data", GOOD, f"{storage.where} is a store, and no folder here")
+    try:
+        if found := storage.check_ledger():
+            yield CheckView("ledger", GOOD, found)
+    except FleetError as error:
+        yield CheckView("ledger", BAD, error.text, "mend what it names")
 
 
 def check_distil(plan: Plan, manifests: Mapping[str, Manifest]) -> Checks:
@@ -220,6 +229,8 @@ def check_run(place: RunPlace, plan: Plan | None = None) -> CheckView:
     except StoreError as error:
         if error.code == "unknown-content":
             return CheckView(what, GOOD, "has not begun; `fleetlearn-coordinator serve` begins it")
+        return CheckView(what, BAD, error.text, "mend what it names")
+    except StoreUnavailableError as error:
         return CheckView(what, BAD, error.text, "mend what it names")
     if plan is not None and (broken := _broken_promise(plan, run)):
         do = "put [privacy] back, or take it out, or begin another run (another name and data_dir)"

@@ -32,6 +32,8 @@ from fleetlearn_coordinator.service.page import page_descriptors, page_port
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.service.standby import serve_when_free
+from fleetlearn_coordinator.storage.find_storage import begin_elsewhere, find_storage
 from fleetlearn_coordinator.storage.identities import Identities, open_identities
 from fleetlearn_coordinator.storage.ledger import ModelMade
 from fleetlearn_coordinator.storage.requests import RollBack
@@ -50,16 +52,23 @@ class RunResult(NamedTuple):
     finished: bool
     """False: it was stopped and can be started again."""
     version: int
-    """Version of the newest model."""
+    """Version of the newest model; 0 where it stood by until its end."""
     met_by: int | None = None
     """The version of the model whose metric met the target, where that ended the run."""
 
 
-def serve(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False) -> RunResult:
+def serve(
+    plan: Plan,
+    *,
+    service: ServiceSettings | None = None,
+    stay: bool = False,
+    standby: bool = False,
+) -> RunResult:
     """Run the plan's training until it is finished, or SIGTERM, SIGINT or SIGHUP ends it. Blocks.
 
     ``service``: the settings of the process; the defaults where there are none. ``stay``: once
-    finished, go on telling devices so until a signal comes.
+    finished, go on telling devices so until a signal comes. ``standby``: wait while another
+    coordinator serves the run or the store is away, rather than to raise.
 
     Raises ServiceError (the service names a folder of runs), PlanError (also where the plan does
     not fit the service, or the process may not open enough files for a round's devices),
@@ -67,16 +76,31 @@ def serve(plan: Plan, *, service: ServiceSettings | None = None, stay: bool = Fa
     cannot be listened on), RuntimeError (an event loop runs in this thread: await ``serve_async``).
     """
     refuse_in_loop("serve", "serve_async(...)")
-    return asyncio.run(serve_async(plan, service=service, stay=stay))
+    return asyncio.run(serve_async(plan, service=service, stay=stay, standby=standby))
 
 
 async def serve_async(
-    plan: Plan, *, service: ServiceSettings | None = None, stay: bool = False
+    plan: Plan,
+    *,
+    service: ServiceSettings | None = None,
+    stay: bool = False,
+    standby: bool = False,
 ) -> RunResult:
     """Do what ``serve`` does, in a running event loop. The process's signal handlers are as before
     when it returns."""
+    settings = service or ServiceSettings()
     with process_for_serving() as stopped:
-        return await _serve(plan, service or ServiceSettings(), stopped, stay=stay)
+        if not standby:
+            return await _serve(plan, settings, stopped, stay=stay)
+        _check_alone(plan, settings)
+
+        def is_locked() -> bool:
+            begin_elsewhere(plan.data_dir, settings.ledger, plan.name)
+            return find_storage(plan.data_dir).is_locked()
+
+        once = partial(_serve, plan, settings, stopped, stay=stay)
+        served = await serve_when_free(is_locked, once, stopped)
+        return served or RunResult(stopped.result(), finished=False, version=0)
 
 
 async def _serve(
@@ -112,15 +136,7 @@ async def running(
 ) -> AsyncIterator[RunServer]:
     """Serve a plan, with its data directory open and its host listening, until the block is left.
     ``stopping``: returns whether the process was told to stop."""
-    if service.runs is not None:
-        text = (
-            f"a plan was given ({plan.file}), and runs = {service.runs} in the service file: one "
-            "process serves either a plan or a folder of runs. Leave runs out, or serve the "
-            "service file alone and add the plan to it with `fleetlearn-coordinator run add`"
-        )
-        raise ServiceError(Code.BAD_MESSAGE, text)
-    plan.check_served(service)
-    plan.check_privacy()  # before there is a data directory
+    _check_alone(plan, service)
     bundle = open_bundle(plan.bundle)
     await look_at_helper(plan, bundle.manifest, RunLog())
     files = most_spool_files(service.uploads, plan.updates_kept) + page_descriptors(service)
@@ -209,6 +225,19 @@ def check_places(
     default = ServiceSettings().max_connections
     if wanted != default or places.devices < process_settings.ENOUGH:
         logger.warning("%s", text)
+
+
+def _check_alone(plan: Plan, service: ServiceSettings) -> None:
+    """Raise an error if the plan is none that this service can serve by itself."""
+    if service.runs is not None:
+        text = (
+            f"a plan was given ({plan.file}), and runs = {service.runs} in the service file: one "
+            "process serves either a plan or a folder of runs. Leave runs out, or serve the "
+            "service file alone and add the plan to it with `fleetlearn-coordinator run add`"
+        )
+        raise ServiceError(Code.BAD_MESSAGE, text)
+    plan.check_served(service)
+    plan.check_privacy()  # before there is a data directory
 
 
 @contextmanager

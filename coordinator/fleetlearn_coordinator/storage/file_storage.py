@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 class FileStorage:
     """``RunStorage`` in a data directory."""
 
+    has_folder = True
+
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.where = str(self.folder)
@@ -52,6 +54,9 @@ class FileStorage:
 
     def is_locked(self) -> bool:
         return is_locked(self.folder / LOCK)
+
+    def check_ledger(self) -> str:
+        return ""
 
     def has_ledger(self) -> bool:
         """Return whether the folder has a ledger, of any state."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from fleetlearn_protocol.errors import Code
 
-from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
+from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.file_storage import FileStorage
 from fleetlearn_coordinator.storage.ledger_place import (
     FILE,
@@ -72,19 +71,35 @@ def _elsewhere(folder: Path, place: LedgerPlace) -> RunStorage:
     return LEDGERS[scheme](folder, place)
 
 
-def begin_elsewhere(place: str | os.PathLike[str], ledger: str | None, run: str) -> None:
-    """Let a run that has not begun keep its ledger at this URL, under the name ``run``, and its
-    bytes in the folder ``place``. A run that has begun goes on where it is.
+def storage_for(place: str | os.PathLike[str], ledger: str | None, run: str) -> RunStorage:
+    """Return the storage in which a run begins or goes on. Changes nothing.
 
-    ``ledger``: None: wherever it is or would be. Raises StoreError where the run's ledger is
-    somewhere else, or the URL cannot be used.
+    ``ledger``: the URL of the database where a run that has not begun keeps its ledger, under the
+    name ``run``, while its bytes are in the folder ``place``. None: all is in the folder. A run
+    that has begun goes on where it is. Raises StoreError where that is another place than
+    ``ledger``, the database has another run of this name, or the URL cannot be used;
+    StoreUnavailableError where the database cannot be asked.
     """
+    return _storage_for(place, ledger, run)[0]
+
+
+def begin_elsewhere(place: str | os.PathLike[str], ledger: str | None, run: str) -> None:
+    """Write down where a run keeps its ledger, if it has not begun. As for ``storage_for``."""
+    new = _storage_for(place, ledger, run)[1]
+    if new is not None:
+        write_ledger_place(Path(place), new)
+
+
+def _storage_for(
+    place: str | os.PathLike[str], ledger: str | None, run: str
+) -> tuple[RunStorage, LedgerPlace | None]:
+    """Return the storage, and what its folder does not say yet."""
+    storage = find_storage(place)
     if ledger is None:
-        return
+        return storage, None
     folder = Path(place)
-    storage = find_storage(folder)
-    known = read_ledger_place(folder)
-    begun = _elsewhere(folder, LedgerPlace(ledger, run))  # before the URL is in any message
+    known, new = read_ledger_place(folder), LedgerPlace(ledger, run)
+    begun = _elsewhere(folder, new)  # before the URL is in any message
     if known is not None and known.ledger != ledger:
         raise StoreError(
             Code.BAD_MESSAGE,
@@ -93,7 +108,7 @@ def begin_elsewhere(place: str | os.PathLike[str], ledger: str | None, run: str)
             f"service file; or, if the database has moved, the new one into {folder / FILE}",
         )
     if known is not None:
-        return
+        return storage, None
     if not isinstance(storage, FileStorage):
         text = f"{storage.where} is a store of its own: leave ledger out of the service file"
         raise StoreError(Code.BAD_MESSAGE, text)
@@ -104,15 +119,18 @@ def begin_elsewhere(place: str | os.PathLike[str], ledger: str | None, run: str)
             f"{ledger!r}. A run stays where it began: leave ledger out of the service file, or "
             "give the plan another data_dir",
         )
-    with suppress(StoreError), begun.read_ledger():
-        raise StoreUnavailableError(
-            Code.BUSY,
+    if _is_there(begun):
+        raise StoreError(
+            Code.BAD_MESSAGE,
             f"{ledger} has a run called {run} already, and {folder} is not its data directory: it "
             f"has no {FILE}. Put the run's data directory back, or give the plan another name",
         )
-    write_ledger_place(folder, LedgerPlace(ledger, run))
+    return begun, new
 
 
-def is_folder(storage: RunStorage) -> bool:
-    """Return whether the run is in a folder of this machine."""
-    return isinstance(storage, FileStorage)
+def _is_there(storage: RunStorage) -> bool:
+    try:
+        with storage.read_ledger():
+            return True
+    except StoreError:
+        return False

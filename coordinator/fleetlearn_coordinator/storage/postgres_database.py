@@ -9,6 +9,7 @@ values.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -55,6 +56,9 @@ ADVICE = {
     "target_session_attrs=read-write to the address",
     "no space left on device": "free some space on the server's disk, and start again",
     "connection refused": "check that the server runs, and the address",
+    "server closed the connection": "the server was stopped or died: start it, and then this "
+    "coordinator again. Nothing that was acknowledged is lost",
+    "idle_session_timeout": "fleetlearn needs PostgreSQL 14 or newer",
     "timeout": "check that the server runs, the address, and what is between",
 }
 """What is in an error's text, in lower case -> what to do."""
@@ -226,6 +230,9 @@ def _connection_class(answer: float) -> type[psycopg.Connection[Any]]:
         text = f"{SCHEME}:// needs: pip install 'fleetlearn[postgres]' ({error})"
         raise StoreError(Code.BAD_MESSAGE, text) from None
 
+    # What it says there is raised as well.
+    logging.getLogger("psycopg").setLevel(logging.CRITICAL)
+
     class LimitedConnection(psycopg.Connection[Any]):  # type: ignore[misc]  # it may be missing
         """The server's own time-outs end nothing where the server's machine is paused or cut
         off."""
@@ -267,7 +274,10 @@ def _named(run: PostgresRun) -> Iterator[None]:
 def _refuse(run: PostgresRun, error: psycopg.Error) -> NoReturn:
     import psycopg
 
-    said = " ".join(str(error).split()) or type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # the first one says it; of several addresses the others do
+    said = " ".join(lines if lines and lines[0].endswith(":") else lines[:1])
+    said = said or type(error).__name__
     if isinstance(error, psycopg.errors.UniqueViolation):
         raise DuplicateRowError(Code.DUPLICATE, f"{run.where}: {said}") from error
     lower = said.lower()

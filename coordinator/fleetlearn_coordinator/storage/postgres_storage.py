@@ -32,9 +32,14 @@ from fleetlearn_coordinator.storage.sql_reader import SqlReader
 if TYPE_CHECKING:
     from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 
+LEAST_VERSION = 140000
+"""The server's first version that ends sessions which give no sign of life."""
+
 
 class PostgresStorage:
     """``RunStorage`` in a database and a folder."""
+
+    has_folder = True
 
     def __init__(self, folder: Path, url: str, name: str) -> None:
         """``name``: of the run in the database of this URL. Raises StoreError where the URL has a
@@ -113,6 +118,22 @@ class PostgresStorage:
                 text = f"{self.run.where} has no run yet: serve the plan first"
                 raise StoreError(Code.UNKNOWN_CONTENT, text)
             yield SqlReader(db, self.run.where, version)
+
+    def check_ledger(self) -> str:
+        with closing(PostgresDatabase(self.run, application="fleetlearn reader")) as db:
+            version, number, may_make = db.execute(
+                "SELECT current_setting('server_version'), "
+                "current_setting('server_version_num')::int, "
+                "has_database_privilege(current_database(), 'CREATE')"
+            ).fetchone()
+            is_there = has_schema(db)
+        found = f"{self.run.url}: PostgreSQL {version}"
+        if number < LEAST_VERSION:
+            raise StoreError(Code.BAD_VERSION, f"{found}; fleetlearn needs version 14 or newer")
+        if not is_there and not may_make:
+            text = f"{found}: this user may not make schemas there: GRANT CREATE ON DATABASE"
+            raise StoreError(Code.BAD_MESSAGE, text)
+        return f"{found}, schema {self.run.schema}{'' if is_there else ' is not there yet'}"
 
     def copy_to(self, folder: Path) -> CopiedRun:
         raise StoreError(

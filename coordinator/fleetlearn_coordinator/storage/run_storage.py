@@ -45,6 +45,8 @@ class RunStorage(Protocol):
     """What people ask of the run."""
     held_out: HeldOutResults
     """What its models measure on held-out data."""
+    has_folder: bool
+    """Whether its bytes are in a folder of this machine, the run's data directory."""
 
     @property
     def models(self) -> StoredModels:
@@ -77,6 +79,10 @@ class RunStorage(Protocol):
     def read_ledger(self) -> AbstractContextManager[LedgerReader]:
         """Read the ledger at this moment, in any process. Raises StoreError (unknown-content) where
         there is none yet."""
+
+    def check_ledger(self) -> str:
+        """Return what the ledger's store is, for people, once it was reached. Empty: it is in the
+        data directory. Raises StoreError, StoreUnavailableError where a run cannot be served."""
 
     def copy_to(self, folder: Path) -> CopiedRun:
         """Write a copy of the run at one moment, in any process, also while a coordinator writes

@@ -288,6 +288,6 @@ def test_a_run_begins_in_the_database_that_the_service_names(
     begin_elsewhere(tmp_path / "before-it-began", postgres.url(), name)
     with begun(tmp_path / "run"):
         pass
-    with pytest.raises(StoreUnavailableError, match=f"has a run called {name} already"):
+    with pytest.raises(StoreError, match=f"has a run called {name} already"):
         begin_elsewhere(tmp_path / "other", postgres.url(), name)
     assert not (tmp_path / "other").exists()

@@ -1,0 +1,285 @@
+"""A coordinator whose ledger is in PostgreSQL, as real processes: what people see of it, its server
+killed, the coordinator paused, and one that stands by."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import pytest
+from fleetlearn_coordinator import Plan, read_model, read_status
+from fleetlearn_coordinator.storage.find_storage import find_storage
+from fleetlearn_coordinator.storage.ledger import ROUNDS_KEPT
+from fleetlearn_coordinator.storage.postgres_database import PostgresDatabase
+from fleetlearn_coordinator.storage.postgres_storage import PostgresStorage
+from peers import BUFFERED, plan_text, write_test_bundle
+from postgres_server import PASSWORD, USER, PostgresServer, postgres_server
+from processes import Processes, free_port, wait_for
+from random_kills import Devices, by_hand
+
+pytestmark = pytest.mark.slow
+DEVICES, GOAL = 4, 50
+
+
+def write_run(
+    folder: Path, ledger: str, recipe: str = "fedavg", **settings: Any
+) -> tuple[Path, Path, str]:
+    """Write a plan and its service file. Returns them, and the coordinator's address."""
+    port, bundle = free_port(), write_test_bundle(folder / "test.bundle")
+    plan, service = folder / "plan.toml", folder / "service.toml"
+    usual = {"round__grace": 30.0, "server__optimizer": "adam", "server__lr": 0.05}
+    plan.write_text(plan_text(bundle, folder / "run", recipe, **(usual | settings)))
+    service.write_text(f'port = {port}\nledger = "{ledger}"\n')
+    return plan, service, f"ws://127.0.0.1:{port}"
+
+
+def buffered_run(folder: Path, ledger: str) -> tuple[Path, Path, str]:
+    """An asynchronous run that outlasts a test."""
+    settings = BUFFERED | {"round__goal": GOAL, "round__concurrency": DEVICES}
+    return write_run(folder, ledger, settings.pop("recipe"), **settings, stop__rounds=ROUNDS_KEPT)
+
+
+def serve(run: Processes, name: str, plan: Path, service: Path, *options: str) -> Any:
+    command = (sys.executable, "-m", "fleetlearn_coordinator", "serve", plan)
+    return run.start(name, *command, "--service", service, *options)
+
+
+def storage_of(folder: Path) -> PostgresStorage:
+    found = find_storage(folder)
+    assert isinstance(found, PostgresStorage)
+    return found
+
+
+def check_updates(folder: Path, plan: Path, acknowledged: list[str]) -> None:
+    """Check that what was acknowledged counts, once, and that the model is made of it."""
+    version, model = read_model(folder)
+    with closing(PostgresDatabase(storage_of(folder).run, application="test")) as db:
+        found = db.execute(
+            "SELECT task, round, staleness FROM tasks WHERE state='accepted'"
+        ).fetchall()
+    print(f"{version} models, {len(acknowledged)} updates acknowledged")
+    assert 1 <= version <= ROUNDS_KEPT
+    assert {*acknowledged} <= {task for task, _, _ in found}, "an acknowledged update was lost"
+    assert len(acknowledged) == len({*acknowledged}), "an update was acknowledged twice"
+    counted = Counter(number for _, number, _ in found)
+    assert [counted[number] for number in range(1, version + 1)] == [GOAL] * version
+    assert by_hand(Plan.load(plan), found, version, 1).tobytes() == model.tobytes()
+
+
+async def live_through(devices: Devices, what: Callable[[], None]) -> None:
+    """Let the devices take part while a thread does something."""
+    async with asyncio.timeout(300), asyncio.TaskGroup() as group:
+        for name in devices.names:
+            group.create_task(devices.take_part(name))
+        try:
+            await asyncio.to_thread(what)
+        finally:
+            devices.over = True
+
+
+def more(devices: Devices, updates: int = GOAL) -> None:
+    """Wait until so many more updates are acknowledged."""
+    least = len(devices.acknowledged) + updates
+    wait_for(lambda: len(devices.acknowledged) >= least, "updates to be acknowledged")
+
+
+def fleet(url: str) -> Devices:
+    return Devices(url, [f"device-{number}" for number in range(DEVICES)])
+
+
+def has_begun(run: Processes, name: str) -> bool:
+    return any(word in run.log(name) for word in ("standing by", "listening"))
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> str:
+    name = token_hex(8)
+    postgres.make_database(name)
+    return postgres.url(name)
+
+
+def test_commands_find_the_run_by_its_plan(run: Processes, database: str) -> None:
+    folder = run.folder
+    plan, service, url = buffered_run(folder, database)
+    before = run.command("doctor", plan, "--service", service).stdout
+    assert "PostgreSQL" in before
+    assert "is not there yet" in before
+    serve(run, "coordinator", plan, service)
+    devices = fleet(url)
+    asyncio.run(live_through(devices, lambda: more(devices, 2 * GOAL)))
+    assert "a coordinator runs at" in run.command("doctor", plan).stdout
+    status = json.loads(run.command("status", plan, "--json").stdout)
+    assert status["running"]
+    assert status["version"] >= 2
+    run.command("evaluate", plan)
+    run.command("export-model", plan, "--output", folder / "model.safetensors")
+    assert "pg_dump" in run.command("backup", plan, folder / "copy", expected=1).stderr
+    second = serve(run, "second", plan, service)
+    assert second.wait(60) == 1
+    assert run.log("second").endswith(
+        f"error: {storage_of(folder / 'run').run.where} is in use by another coordinator; stop "
+        "that one first\n"
+    )
+    run.running["coordinator"].terminate()
+    assert run.wait("coordinator") == 0, run.log("coordinator")
+    assert not json.loads(run.command("status", plan, "--json", expected=3).stdout)["running"]
+    check_updates(folder / "run", plan, devices.acknowledged)
+    assert {path.name for path in (folder / "run").iterdir()} == {
+        "models", "sums", "uploads", "stores.toml", "lock-1",
+    }  # fmt: skip
+
+
+def test_errors_at_the_start_are_one_line(
+    run: Processes, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = f"127.0.0.1:{postgres.port}"
+    monkeypatch.setenv("PGPASSWORD", "not the secret")
+    cases = {
+        f"postgresql://{USER}@127.0.0.1:1/fleet": "check that the server runs",
+        f"postgresql://{USER}@{host}/fleet": "password authentication failed",
+        f"postgresql://{USER}:{PASSWORD}@{host}/fleet": "this address has a password",
+        postgres.url("nothing"): "createdb",
+    }
+    for number, (url, said) in enumerate(cases.items()):
+        folder = run.folder / str(number)
+        folder.mkdir()
+        plan, service, _ = write_run(folder, url)
+        name = f"coordinator-{number}"
+        assert serve(run, name, plan, service).wait(60) == 1
+        (line,) = run.log(name).splitlines()
+        assert line.startswith("error: ")
+        assert said in line
+        assert PASSWORD not in line
+        assert not (folder / "run" / "models").exists()
+        found = run.command("doctor", plan, "--service", service, expected=6)
+        assert said in " ".join(found.stdout.split() + found.stderr.split())
+        assert PASSWORD not in found.stdout + found.stderr
+
+
+def test_a_coordinator_whose_server_dies_says_so_and_goes_on_at_its_next_start(
+    run: Processes,
+) -> None:
+    with postgres_server() as server:
+        plan, service, url = buffered_run(run.folder, server.url())
+        devices = fleet(url)
+
+        def disturb() -> None:
+            for number in range(3):
+                name = f"coordinator-{number}"
+                coordinator = serve(run, name, plan, service)
+                more(devices)
+                server.kill()
+                assert coordinator.wait(60) == 1
+                last = run.log(name).splitlines()[-1]
+                assert last.startswith("error: postgresql://"), run.log(name)
+                assert "Traceback" not in run.log(name)
+                server.start()
+            serve(run, "coordinator", plan, service)
+            more(devices)
+            run.running["coordinator"].terminate()
+            assert run.wait("coordinator") == 0, run.log("coordinator")
+
+        asyncio.run(live_through(devices, disturb))
+        check_updates(run.folder / "run", plan, devices.acknowledged)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_pair_goes_on_whoever_is_killed(run: Processes, seed: int) -> None:
+    """Server and coordinators die at random; one of the pair stands by, at the same port."""
+    luck = random.Random(seed)
+    with postgres_server() as server:
+        plan, service, url = buffered_run(run.folder, server.url())
+        devices = fleet(url)
+
+        def disturb() -> None:
+            names = [f"coordinator-{number}" for number in range(2)]
+            for name in names:
+                serve(run, name, plan, service, "--standby")
+            more(devices, 10)
+            for number in range(12):
+                if luck.random() < 0.5:
+                    server.kill()
+                    time.sleep(luck.uniform(0, 0.5))
+                    server.start()
+                else:
+                    run.kill(names.pop(luck.randrange(2)))
+                    names.append(f"coordinator-{2 + number}")
+                    serve(run, names[-1], plan, service, "--standby")
+                more(devices, luck.randrange(1, 20))
+            for name in names:
+                wait_for(partial(has_begun, run, name), "both to stand by or serve")
+                run.running[name].terminate()
+            for name in names:
+                assert run.wait(name) == 0, run.log(name)
+                assert "Traceback" not in run.log(name)
+
+        asyncio.run(live_through(devices, disturb))
+        check_updates(run.folder / "run", plan, devices.acknowledged)
+
+
+def test_a_coordinator_that_was_paused_while_another_took_over_writes_nothing(
+    run: Processes, database: str
+) -> None:
+    plan, service, url = buffered_run(run.folder, database)
+    other, port = run.folder / "other.toml", free_port()
+    other.write_text(f'port = {port}\nledger = "{database}"\n')
+    devices = fleet(url)
+
+    def disturb() -> None:
+        first = serve(run, "first", plan, service)
+        more(devices)
+        serve(run, "second", plan, other, "--standby")
+        wait_for(lambda: "standing by" in run.log("second"), "the second to stand by")
+        first.send_signal(signal.SIGSTOP)
+        paused = time.monotonic()
+        devices.url = f"ws://127.0.0.1:{port}"
+        wait_for(lambda: "listening" in run.log("second"), "the second to take over")
+        print(f"taken over {time.monotonic() - paused:.1f} s after the pause")
+        more(devices)
+        first.send_signal(signal.SIGCONT)
+        assert first.wait(60) == 1
+        assert "the lock of the run is lost" in run.log("first").splitlines()[-1]
+        more(devices)
+        run.running["second"].terminate()
+        assert run.wait("second") == 0, run.log("second")
+
+    asyncio.run(live_through(devices, disturb))
+    check_updates(run.folder / "run", plan, devices.acknowledged)
+
+
+def test_who_stands_by_goes_on_at_once(run: Processes, database: str) -> None:
+    plan, service, url = buffered_run(run.folder, database)
+    devices = fleet(url)
+
+    def disturb() -> None:
+        serve(run, "first", plan, service)
+        more(devices)
+        serve(run, "second", plan, service, "--standby")
+        wait_for(lambda: "standing by" in run.log("second"), "the second to stand by")
+        run.kill("first")
+        killed = time.monotonic()
+        wait_for(lambda: "listening" in run.log("second"), "the second to take over")
+        print(f"listening {time.monotonic() - killed:.2f} s after the kill")
+        more(devices)
+        print(f"{GOAL} updates {time.monotonic() - killed:.2f} s after the kill")
+        third = serve(run, "third", plan, service, "--standby")
+        wait_for(lambda: "standing by" in run.log("third"), "the third to stand by")
+        third.terminate()
+        assert third.wait(60) == 0
+        run.running["second"].terminate()
+        assert run.wait("second") == 0, run.log("second")
+
+    asyncio.run(live_through(devices, disturb))
+    check_updates(run.folder / "run", plan, devices.acknowledged)
+    assert read_status(run.folder / "run").finished is None
