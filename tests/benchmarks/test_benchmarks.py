@@ -74,6 +74,16 @@ def test_monitoring(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("postgres")
+def test_ledgers(tmp_path: Path) -> None:
+    options = ("--repeats", "1", "--rounds", "2", "--devices", "2", "--seconds", "0.05")
+    found = figures(tmp_path, "ledgers.py", *options, "--batches", "4")
+    for name in ("postgres", "sqlite_power"):
+        assert found[f"rows of {name}"][name]["rows_per_second_by_4"]["min"] > 0
+        assert found[f"rounds of {name}"]["ratio"]["seconds_per_round"]["min"] > 0
+
+
+@pytest.mark.slow
 def test_privacy_round(tmp_path: Path) -> None:
     sizes = ("--devices", "3", "--size", "100", "--rounds", "3", "--repeats", "2")
     found = figures(tmp_path, "privacy_round.py", *sizes, "--connected", "100")

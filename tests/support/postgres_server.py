@@ -39,8 +39,8 @@ host all all 127.0.0.1/32 scram-sha-256
 class PostgresServer:
     """A server with one database, ``fleet``, whose superuser is called the same."""
 
-    def __init__(self, programs: Path, folder: Path) -> None:
-        self.folder, self._programs = folder, programs
+    def __init__(self, programs: Path, folder: Path, settings: dict[str, str]) -> None:
+        self.folder, self._programs, self._settings = folder, programs, settings
         self._data = folder / "data"
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
@@ -75,7 +75,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start the server, and wait until it answers."""
-        settings = [f"--{name}={value}" for name, value in SETTINGS.items()]
+        settings = [f"--{name}={value}" for name, value in self._settings.items()]
         command = [
             *self._as, "--pdeathsig=KILL", str(self._programs / "postgres"),
             "-D", str(self._data), "-k", str(self.folder), "-p", str(self.port), *settings,
@@ -145,14 +145,16 @@ def programs() -> Path:
 
 
 @contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """Start a server, until the block is left. Skips the test where it is not installed."""
+def postgres_server(**settings: str) -> Iterator[PostgresServer]:
+    """Start a server, until the block is left. ``settings``: beside those of tests. Skips the test
+    where it is not installed."""
     where = programs()
-    folder = Path(tempfile.mkdtemp(prefix="fleetlearn-pg-"))
+    # A socket's path is short, and the server's user may not read the tests' folders.
+    folder = Path(tempfile.mkdtemp(prefix="fleetlearn-pg-", dir="/tmp"))
     folder.chmod(0o755)
     server = None
     try:
-        server = PostgresServer(where, folder)
+        server = PostgresServer(where, folder, SETTINGS | settings)
         yield server
     finally:
         if server is not None:

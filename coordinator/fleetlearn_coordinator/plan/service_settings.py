@@ -34,9 +34,6 @@ ORIGIN = r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 """What browsers send as the header Origin (RFC 6454, section 6.1), "null" excepted: every page can
 have that."""
 
-DATABASES = "postgres(ql)?"
-"""Schemes of a database's URL."""
-
 
 class ServiceError(FleetError):
     """A service file that cannot be used. ``text`` names the file, the key, what was given and what
@@ -232,7 +229,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     """Of the log of ``fleetlearn-coordinator serve``: text for people, or a line of JSON for each
     record."""
     limits: Limits = Limits()
-    ledger: Annotated[str, Meta(pattern=rf"^{DATABASES}://[^\s]*\Z")] | None = None
+    ledger: str | None = None
     """URL of the database where runs that begin here keep their ledgers, without a password.
     Default: in their data directories. A run stays where it began."""
     runs: Path | None = None

@@ -61,13 +61,12 @@ def find_storage(place: str | os.PathLike[str]) -> RunStorage:
 
 
 def _elsewhere(folder: Path, place: LedgerPlace) -> RunStorage:
-    scheme = place.ledger.partition("://")[0]
-    if scheme not in LEDGERS:
-        raise StoreError(
-            Code.UNKNOWN_CONTENT,
-            f"{folder / FILE}: there is no ledger at an address that begins with {scheme}://; "
-            f"known are: {', '.join(f'{name}://' for name in LEDGERS)}",
-        )
+    scheme, found, _ = place.ledger.partition("://")
+    if not found or scheme not in LEDGERS:
+        # The address is not shown: it may have a password.
+        known = " or ".join(f"{name}://" for name in LEDGERS)
+        text = f"{folder}: the address of a ledger (ledger = ...) has to begin with {known}"
+        raise StoreError(Code.UNKNOWN_CONTENT, text)
     return LEDGERS[scheme](folder, place)
 
 

@@ -57,9 +57,11 @@ def test_a_folder_says_where_its_ledger_is(tmp_path: Path) -> None:
     found = find_storage(tmp_path / "run")
     assert isinstance(found, PostgresStorage)
     assert (found.run.url, found.run.schema) == (URL, 'fleetlearn_a "run"')
-    write_ledger_place(tmp_path / "other", LedgerPlace("oracle://host", "r"))
-    with pytest.raises(StoreError, match="begins with oracle://; known are: postgresql://"):
-        find_storage(tmp_path / "other")
+    for url in ("oracle://u:secret@host", "secret"):
+        write_ledger_place(tmp_path / "other", LedgerPlace(url, "r"))
+        with pytest.raises(StoreError, match="has to begin with postgresql:// or") as caught:
+            find_storage(tmp_path / "other")
+        assert "secret" not in caught.value.text
 
 
 @pytest.mark.parametrize(
