@@ -21,7 +21,7 @@ from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
 from fleetlearn_coordinator.rounds.exchange import ExchangeSeries, SavedExchange
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.training_tasks import Restored
-from fleetlearn_coordinator.service.training_run.finish import computation_done
+from fleetlearn_coordinator.service.training_run.computation_end import computation_done
 from fleetlearn_device.training.algorithms import ALGORITHMS
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT16, find_encoding

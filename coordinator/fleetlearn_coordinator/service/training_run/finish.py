@@ -14,6 +14,7 @@ from fleetlearn_coordinator.rounds.commands import Finish
 from fleetlearn_coordinator.rounds.engine import Engine
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.service.held_out import means_of_newest
+from fleetlearn_coordinator.service.training_run.computation_end import computation_done
 from fleetlearn_coordinator.storage.ledger import Metadata, Row
 from fleetlearn_coordinator.storage.store import Store
 
@@ -48,14 +49,6 @@ def met_before(
     # An earlier version let one device's word pass.
     metrics = {name: mean for name, mean in metrics.items() if possible(plan.bounds, name, mean)}
     return engine.finish(summary["change"], metrics, version)
-
-
-def computation_done(computation: RunComputation | None, newest: ModelState) -> Finish | None:
-    """Return why a run of a computation is over; None: it is not, or it trains."""
-    if computation is None or not computation.is_done(newest.model):
-        return None
-    reason = f"the computation is done: {computation.progress(newest.model)}"
-    return Finish(reason, "computation", newest.version, newest.version)
 
 
 def finish_rows(finish: Finish | None) -> list[Row]:

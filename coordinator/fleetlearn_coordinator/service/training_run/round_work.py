@@ -26,7 +26,7 @@ from fleetlearn_coordinator.service.observers import (
     TiedVectorsReset,
 )
 from fleetlearn_coordinator.service.run_clock import Clocks
-from fleetlearn_coordinator.service.training_run.finish import computation_done
+from fleetlearn_coordinator.service.training_run.computation_end import computation_done
 from fleetlearn_coordinator.service.training_run.kept_models import KeptModels
 from fleetlearn_coordinator.service.training_run.participations import participation_rows
 from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget
