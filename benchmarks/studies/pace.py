@@ -140,7 +140,7 @@ def simulate(bundle: Path, devices: int, goal: int, way: Way, seconds: int) -> D
     run, opened = scenario(bundle, devices, goal, way), open_bundle(bundle)
     begin = time.process_time()
     local = local_settings(run.plan, opened)
-    fleet = Fleet(run, opened, Alike(), Nothing(), local, lambda lines: None)  # type: ignore[arg-type]
+    fleet = Fleet(run, [opened], Alike(), Nothing(), local, lambda lines: None)  # type: ignore[arg-type]
     counts, most = np.zeros(seconds + 1, np.int64), 0
 
     def checked_in(device: int) -> None:

@@ -37,6 +37,7 @@ with needs("fleetlearn-simulate", "simulator"):
     from fleetlearn_simulator.fleet.fleet import Fleet
     from fleetlearn_simulator.interrupts import STOP_REQUESTED, begin_worker, interruptible
     from fleetlearn_simulator.peers import peers_command
+    from fleetlearn_simulator.results.family_runs import backend_words, member_words
     from fleetlearn_simulator.results.private_runs import NOT_RELEASED, privacy_words
     from fleetlearn_simulator.results.replayed_run import replayed_runs
     from fleetlearn_simulator.results.run_folder import CHECKPOINT, SCENARIO, SUMMARY
@@ -351,7 +352,9 @@ def _summarise(outcome: Outcome) -> None:
         table.add_row("privacy", privacy_words(summary["privacy"]))
     if "secure" in summary:
         table.add_row("hidden", summary["secure"])
-    table.add_row("back end", f"{summary['backend']} ({summary['why']})")
+    for title, words in member_words(summary):
+        table.add_row(title, words)
+    table.add_row("back end", backend_words(summary))
     page = outcome.folder / "report.html"
     if page.exists():
         table.add_row("report", str(page))

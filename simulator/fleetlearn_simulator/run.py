@@ -9,29 +9,30 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import repeat
 from math import fsum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from fleetlearn_coordinator.aggregation.round_summary import MEMBERS
 from fleetlearn_coordinator.service.observers import ExchangeSummarised, RoundEnded, RunEvent
+from fleetlearn_coordinator.service.training_run.members import identity_of, open_bundles
 from fleetlearn_device.runtimes.providers import ProviderName
-from fleetlearn_device.runtimes.runtime import Runtime
-from fleetlearn_device.training.train import DivergedError, evaluate_data
-from fleetlearn_protocol import Bundle, open_bundle
+from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.vector import Vector, digest, views
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from fleetlearn_simulator.data.factory import source_of
-from fleetlearn_simulator.data.generators import Arrays
-from fleetlearn_simulator.data.made_of import VALUES, changed, made_of
+from fleetlearn_simulator.data.made_of import VALUES, changed, made_of, values_of
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet.checkpoint import restore, state_of
 from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.fleet.round_training import LITTLE
 from fleetlearn_simulator.interrupts import STOP_REQUESTED
+from fleetlearn_simulator.population.members import count_members
+from fleetlearn_simulator.results.model_tests import MemberTest, add_tests, tested_member
 from fleetlearn_simulator.results.run_folder import (
     CHECKPOINT,
     MADE_OF,
@@ -50,16 +51,22 @@ from fleetlearn_simulator.results.run_folder import (
 )
 from fleetlearn_simulator.results.secure_runs import secure_words
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.training.backend import PerDevice, local_settings, means
 from fleetlearn_simulator.training.choice import (
     BackendChoice,
     EngineChoice,
     check_provider,
-    choose_backend,
+    choose_backends,
+    from_json,
     start_backend,
+    to_json,
     with_measured_step,
 )
 from fleetlearn_simulator.training.kept_rows import residual_file, row_files
+from fleetlearn_simulator.training.run_bundles import (
+    bundles_by_member,
+    run_bundles,
+    source_of_run,
+)
 
 STEP_SECONDS = "compute.step_seconds"
 GC_THRESHOLD = 20_000
@@ -141,9 +148,8 @@ def simulate(
     BundleError; the folder is unchanged then.
     """
     folder = Path(folder or f"{scenario.name}.sim")
-    bundle = open_bundle(scenario.plan.bundle)
-    local = local_settings(scenario.plan, bundle)
-    source = source_of(scenario, bundle)
+    bundles = run_bundles(scenario)
+    source = source_of_run(scenario, bundles)
     checkpoint = read_checkpoint(folder) if resume else None
     if resume and checkpoint is None and not (folder / SCENARIO).exists():
         raise SimulatorError(f"{folder} holds no run to resume: run the scenario again")
@@ -156,21 +162,26 @@ def simulate(
         held.enter_context(threadpool_limits(1))
         before = read_json(folder / MADE_OF) if resume and (folder / MADE_OF).exists() else {}
         scenario = with_recorded_step(scenario, before)
-        content = made_of(scenario, bundle, source)
-        identity = [bundle.sha256, scenario.seed, scenario.population.size]
+        content = made_of(scenario, bundles_by_member(bundles), source)
+        identity = [
+            identity_of(bundles_by_member(bundles)),
+            scenario.seed,
+            scenario.population.size,
+        ]
         _refuse_changes(folder, before, content, identity, checkpoint)
         if checkpoint:
-            kind, why = checkpoint[1]["backend"], checkpoint[1]["why"]
+            kinds, why = from_json(checkpoint[1]["backend"]), checkpoint[1]["why"]
         else:
-            kind, why = choose_backend(scenario, bundle, options.backend, options.provider)
-        scenario = with_measured_step(scenario, bundle)
-        files = row_files(folder, bundle.manifest, local.algorithm)
-        residuals = residual_file(folder, bundle.manifest, scenario.plan.encoding.up)
+            kinds, why = choose_backends(bundles, options.backend, options.provider)
+        scenario = with_measured_step(scenario, bundles)
+        manifests = [each.bundle.manifest for each in bundles]
+        local = bundles[0].local
+        files = row_files(folder, manifests, local.algorithm)
+        residuals = residual_file(folder, manifests[0], scenario.plan.encoding.up)
         backend = start_backend(
             scenario,
-            bundle,
-            source,
-            kind,
+            bundles,
+            kinds,
             options.workers,
             options.engine,
             options.ray_address,
@@ -180,21 +191,20 @@ def simulate(
         held.callback(backend.close)
         if not checkpoint:  # a checkpoint of an earlier run must not meet what this one is made of
             (folder / CHECKPOINT).unlink(missing_ok=True)
-        content[VALUES][STEP_SECONDS] = scenario.compute.step_seconds
+        content[VALUES].update(values_of(STEP_SECONDS, scenario.compute.step_seconds))
         prepare(scenario, folder, options, content)
         logs = RunLogs(
             folder, events=options.events, at=checkpoint[1]["logs"] if checkpoint else None
         )
         held.callback(logs.close)
-        fleet = Fleet(scenario, bundle, source, backend, local, logs.write_events, files, residuals)
-        about = {"backend": kind, "why": why, "of": identity}
-        checkpoints = CheckpointWriter(fleet, logs, about, options.checkpoint, should_stop)
-        plan = scenario.plan
-        # There is no model to test, or nobody says to which cluster test data belong.
-        test = None if plan.algorithm.computes or plan.is_family else source.test()
-        summaries = SummaryWriter(fleet, logs, options.test, test, progress)
-        if summaries.test is not None:
-            summaries.runtime = PerDevice(bundle, local, source, options.provider).runtime
+        opened = [each.bundle for each in bundles]
+        fleet = Fleet(scenario, opened, source, backend, local, logs.write_events, files, residuals)
+        about = {"backend": to_json(kinds), "why": why}
+        checkpoints = CheckpointWriter(
+            fleet, logs, about | {"of": identity}, options.checkpoint, should_stop
+        )
+        tests = [tested_member(each, options.provider) for each in bundles]
+        summaries = SummaryWriter(fleet, logs, options.test, [*filter(None, tests)], progress)
         fleet.observers.append(summaries)
         fleet.before_commit = checkpoints.before_commit
         if checkpoint:
@@ -211,8 +221,8 @@ def simulate(
             # cycles
             fleet.observers.clear()
             fleet.before_commit = lambda: None
-    save_model(folder, _tensors(fleet, bundle))
-    summary = summary_of(fleet) | {"backend": kind, "why": why}
+    save_model(folder, _tensors(fleet, manifests))
+    summary = summary_of(fleet) | {"backend": to_json(kinds), "why": why}
     write_json(folder / SUMMARY, summary)
     return Outcome(folder, summary, fleet.model)
 
@@ -258,20 +268,13 @@ class SummaryWriter:
         fleet: Fleet,
         logs: RunLogs,
         every: int,
-        test: Arrays | None,
+        tests: Sequence[MemberTest],
         progress: Callable[[Fleet], None],
     ) -> None:
-        """``every``: versions between two tests; 0: none is tested. ``test``: the test data, if
-        there are any."""
-        self.fleet, self.logs, self.every, self.test, self.progress = (
-            fleet,
-            logs,
-            every,
-            test,
-            progress,
-        )
-        self.runtime: Runtime | None = None
-        """Measures the model. Set where there are test data."""
+        """``every``: versions between two tests; 0: none is tested. ``tests``: of the models that
+        have test data."""
+        self.fleet, self.logs, self.every = fleet, logs, every
+        self.tests, self.progress = tests, progress
 
     def __call__(self, events: Sequence[RunEvent]) -> None:
         for event in events:
@@ -284,9 +287,10 @@ class SummaryWriter:
     def _end_round(self, number: int, committed: bool, version: int) -> None:
         summary = next(row for row in reversed(self.fleet.history) if row["round"] == number)
         due = committed and self.every and version % self.every == 0
-        if due and self.test is not None:
-            assert self.runtime is not None
-            summary["test"] = tested(self.runtime, self.fleet.model, self.test)
+        if due and self.tests:
+            add_tests(
+                summary, self.tests, self.fleet.coordinator.family.models_of(self.fleet.model)
+            )
         self.logs.write_round(summary)
         self.progress(self.fleet)
 
@@ -350,9 +354,12 @@ def rare_garbage_collection() -> Iterator[None]:
 def with_recorded_step(scenario: Scenario, before: Mapping[str, Any]) -> Scenario:
     """Return the scenario with the seconds of a step that were measured when the run began, if it
     asks for a measurement. ``before``: what the run was made of then."""
-    seconds = before.get(VALUES, {}).get(STEP_SECONDS)
+    values = before.get(VALUES, {})
+    seconds = values.get(STEP_SECONDS)
     if scenario.compute.step_seconds != "measure" or seconds is None:
         return scenario
+    if isinstance(seconds, list):  # the names of a family's members
+        seconds = {name: values[f"{STEP_SECONDS}.{name}"] for name in seconds}
     return msgspec.structs.replace(
         scenario, compute=msgspec.structs.replace(scenario.compute, step_seconds=seconds)
     )
@@ -375,11 +382,14 @@ def prepare_sweep(runs: Sequence[Scenario], folder: Path, options: Options) -> N
     contents = []
     with threadpool_limits(1):  # as in ``simulate``: the last bits of products depend on it
         for run in runs:
-            bundle = open_bundle(run.plan.bundle)
-            key = run.data, run.population.size, run.failures.corrupt, bundle.sha256
+            opened = open_bundles(run.plan)
+            bundles = opened if run.plan.family else {"": next(iter(opened.values()))}
+            # Of which devices a member is decides whose arrays its function makes.
+            by = (run.tiers, run.seed, run.failures.regions) if run.plan.family else ()
+            key = run.data, run.population.size, run.failures.corrupt, identity_of(bundles), *by
             if key not in sources and run.data.function is not None:
-                sources[key] = source_of(run, bundle)
-            contents.append(made_of(run, bundle, sources.get(key)))
+                sources[key] = source_of_run(run, run_bundles(run))
+            contents.append(made_of(run, bundles, sources.get(key)))
     for run, content in zip(runs, contents, strict=True):
         prepare(run, folder / run.name, options, content)
 
@@ -390,16 +400,6 @@ def summary_alone(scenario: Scenario, folder: Path, options: Options) -> dict[st
     stop = STOP_REQUESTED.is_set
     outcome = None if stop() else simulate(scenario, folder, options, resume=True, should_stop=stop)
     return None if outcome is None else outcome.summary
-
-
-def tested(runtime: Any, model: Vector, test: tuple[Any, ...]) -> dict[str, float]:
-    """Return the means of the model over the test data. Empty if its loss is not a finite
-    number."""
-    runtime.load(model)
-    try:
-        return means([evaluate_data(runtime, test)])
-    except DivergedError:
-        return {}
 
 
 def summary_of(fleet: Fleet) -> dict[str, Any]:
@@ -433,6 +433,7 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
             else {}
         ),
         "model": digest(fleet.model),
+        **_members_part(fleet),
         **_result_part(fleet),
     }
 
@@ -441,6 +442,27 @@ def _result_part(fleet: Fleet) -> dict[str, Any]:
     """Return what a run without a model found."""
     computation = fleet.coordinator.rules.computation
     return {} if computation is None else {"result": computation.result(fleet.model)}
+
+
+def _members_part(fleet: Fleet) -> dict[str, Any]:
+    """Return what the summary says of each member of a plan's family: the population's devices that
+    train it, its reports in all rounds, and what was measured last."""
+    if not fleet.scenario.plan.family:
+        return {}
+    devices, without = count_members(fleet.scenario)
+    rows = [row[MEMBERS] for row in fleet.history if row["how"] == "committed"]
+    found = {
+        name: {
+            "devices": count,
+            "reports": sum(row[name]["reports"] for row in rows),
+            "metrics": next(
+                (row[name]["metrics"] for row in reversed(rows) if row[name]["reports"]), {}
+            ),
+            "test": next((row[name]["test"] for row in reversed(rows) if "test" in row[name]), {}),
+        }
+        for name, count in devices.items()
+    }
+    return {MEMBERS: found, "without_member": without}
 
 
 def _secure_part(fleet: Fleet) -> dict[str, Any]:
@@ -456,11 +478,14 @@ def _is_private(fleet: Fleet) -> bool:
     return fleet.coordinator.account is not None
 
 
-def _tensors(fleet: Fleet, bundle: Bundle) -> list[tuple[str, NDArray[Any]]]:
-    """Return the tensors of the run's models by name; with clusters NAME/TENSOR."""
+def _tensors(fleet: Fleet, manifests: Sequence[Manifest]) -> list[tuple[str, NDArray[Any]]]:
+    """Return the tensors of the run's models by name; of several NAME/TENSOR. ``manifests``: of the
+    run's bundles."""
     found = []
-    for member, model in fleet.coordinator.family.models_of(fleet.model).items():
+    models = fleet.coordinator.family.models_of(fleet.model)
+    each = manifests if len(manifests) > 1 else repeat(manifests[0])
+    for (member, model), manifest in zip(models.items(), each, strict=False):
         prefix = f"{member}/" if member else ""
-        tensors = views(model, bundle.manifest.travelling).items()
+        tensors = views(model, manifest.travelling).items()
         found += [(f"{prefix}{name}", tensor) for name, tensor in tensors]
     return found

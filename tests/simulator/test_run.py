@@ -21,7 +21,6 @@ from weakref import ref
 import pytest
 import virtual
 from fleetlearn_device.runtimes.providers import CPU, PROVIDERS, Provider
-from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator import Options, Outcome, simulate
 from fleetlearn_simulator import run as run_module
 from fleetlearn_simulator.errors import SimulatorError
@@ -46,6 +45,7 @@ from fleetlearn_simulator.training import choice
 from fleetlearn_simulator.training.choice import BackendChoice, choose_backend
 from fleetlearn_simulator.training.kept_rows import KEPT_STATES, NO_ROW
 from fleetlearn_simulator.training.process_pool import ProcessPool
+from fleetlearn_simulator.training.run_bundles import run_bundles
 from line_bundle import write_line_bundle
 from threadpoolctl import threadpool_info
 from virtual import make_scenario, write_scenario
@@ -516,8 +516,8 @@ def test_a_new_run_begins_with_devices_that_keep_nothing(keeping: Scenario, tmp_
 
 
 def test_auto_without_a_graph_for_many(scenario: Scenario) -> None:
-    bundle = open_bundle(scenario.plan.bundle)
-    assert choose_backend(scenario, bundle, "auto") == (
+    (run,) = run_bundles(scenario)
+    assert choose_backend(run, "auto") == (
         "bundle",
         "bundle line has no graphs/train_many.onnx",
     )

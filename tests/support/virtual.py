@@ -16,16 +16,16 @@ from weakref import finalize
 
 import msgspec
 import numpy as np
-from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.vector import Vector
 from fleetlearn_simulator import Options, Outcome, simulate
-from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.results.run_folder import ROUNDS, read_rows
 from fleetlearn_simulator.scenario import toml
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.training.backend import PerDevice, local_settings
+from fleetlearn_simulator.training.backend import PerDevice
+from fleetlearn_simulator.training.family_backend import FamilyBackend
 from fleetlearn_simulator.training.kept_rows import residual_file, row_files
+from fleetlearn_simulator.training.run_bundles import numbers_of, run_bundles, source_of_run
 from fleetlearn_simulator.training.trained_devices import COLUMNS, TrainedDevice, TrainedDevices
 from line_bundle import line_data, line_step
 
@@ -84,9 +84,9 @@ class Driven(NamedTuple):
         ]
 
 
-def write_scenario(folder: Path, bundle: Path, size: int, **settings: Any) -> Path:
+def write_scenario(folder: Path, bundle: Path | None, size: int, **settings: Any) -> Path:
     """A scenario file; ``plan__round__goal=3`` for key goal of table plan.round, and so on; a dict
-    replaces a table."""
+    replaces a table. ``bundle``: None in a plan with [family]."""
     (folder / "lines.py").write_text(MODULE)
     tables: Row = {
         "population": {"size": size, "connected": size},
@@ -95,7 +95,7 @@ def write_scenario(folder: Path, bundle: Path, size: int, **settings: Any) -> Pa
         "tiers": {"device": {"latency": 0.0, "download": 1e12, "upload": 1e12}},
         "plan": {
             "name": "test",
-            "bundle": str(bundle),
+            **({} if bundle is None else {"bundle": str(bundle)}),
             "recipe": "fedavg",
             "local": {"epochs": 1, "batch_size": 10, "lr": 0.01, "evaluate": False},
             "round": {"goal": size, "minimum": 1, "over_selection": 1.0, "deadline": 1000.0},
@@ -124,17 +124,18 @@ def make_fleet(
 ) -> Fleet:
     """A fleet that trains in this process, device after device unless another back end is given.
     What its devices keep is in a folder that ends with it."""
-    bundle: Bundle = open_bundle(scenario.plan.bundle)
-    task = local_settings(scenario.plan, bundle)
-    source = source_of(scenario, bundle)
+    bundles = run_bundles(scenario)
+    manifests, task = [each.bundle.manifest for each in bundles], bundles[0].local
     folder = TemporaryDirectory(prefix="fleetlearn-")
-    files = row_files(Path(folder.name), bundle.manifest, task.algorithm)
-    residuals = residual_file(Path(folder.name), bundle.manifest, scenario.plan.encoding.up)
+    files = row_files(Path(folder.name), manifests, task.algorithm)
+    residuals = residual_file(Path(folder.name), manifests[0], scenario.plan.encoding.up)
+    backends = [backend(each.bundle, each.local, each.source, kept=files) for each in bundles]
+    numbers = numbers_of(scenario)
     fleet = Fleet(
         scenario,
-        bundle,
-        source,
-        backend(bundle, task, source, kept=files),
+        [each.bundle for each in bundles],
+        source_of_run(scenario, bundles),
+        backends[0] if numbers is None else FamilyBackend(backends, numbers),
         task,
         note,
         files,

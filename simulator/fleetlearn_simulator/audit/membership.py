@@ -18,19 +18,18 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from fleetlearn_protocol import open_bundle
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.audit.canary_devices import Guesses, Matrix, guess
 from fleetlearn_simulator.audit.epsilon_bounds import rates_bound
-from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs, local_settings
+from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs
 from fleetlearn_simulator.training.choice import choose_backend, make_backend
+from fleetlearn_simulator.training.run_bundles import run_bundles
 from fleetlearn_simulator.training.trained_devices import TrainedDevices
 
 FEWEST_RUNS = 8
@@ -73,9 +72,8 @@ class ShadowRuns:
         """Raises SimulatorError where the scenario keeps something on devices, or has fewer of
         them than targets."""
         self.scenario, self.attack = scenario, attack
-        self.bundle = open_bundle(scenario.plan.bundle)
-        self.local = local_settings(scenario.plan, self.bundle)
-        self.source = source_of(scenario, self.bundle)
+        (run,) = run_bundles(scenario)
+        self.bundle, self.local, self.source = run.bundle, run.local, run.source
         if scenario.population.size < attack.targets:
             raise SimulatorError(
                 f"{attack.targets} targets were asked for; the scenario has "
@@ -83,7 +81,7 @@ class ShadowRuns:
             )
         if self.bundle.manifest.local_size > self.bundle.manifest.size or scenario.plan.tied:
             raise SimulatorError("the membership attack is for plans that keep nothing on devices")
-        kind, _ = choose_backend(scenario, self.bundle, "auto")
+        kind, _ = choose_backend(run, "auto")
         self.backend: Backend = make_backend(scenario, kind)
         self.jobs = [Job(device) for device in range(attack.targets)]
         self.first = self.bundle.parameters()
@@ -99,7 +97,7 @@ class ShadowRuns:
             scenario, seed=seed, plan=msgspec.structs.replace(scenario.plan, seed=seed)
         )
         fleet = Fleet(
-            scenario, self.bundle, self.source, self.backend, self.local, lambda lines: None
+            scenario, [self.bundle], self.source, self.backend, self.local, lambda lines: None
         )
         fleet.coordinator.training.replace = leave_out(included)
         while fleet.advance():

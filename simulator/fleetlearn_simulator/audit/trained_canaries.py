@@ -9,7 +9,6 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
-from fleetlearn_protocol import open_bundle
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
@@ -21,13 +20,12 @@ from fleetlearn_simulator.audit.canary_devices import (
     make_canaries,
 )
 from fleetlearn_simulator.audit.canary_run import SIZE_PER_CANARY, CanaryAttack
-from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet.events import AcceptedLine
 from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.training.backend import local_settings
 from fleetlearn_simulator.training.choice import choose_backend, make_backend
+from fleetlearn_simulator.training.run_bundles import run_bundles
 from fleetlearn_simulator.training.trained_devices import TrainedDevices
 
 
@@ -78,9 +76,8 @@ def run_trained_canaries(scenario: Scenario, settings: CanaryAttack) -> Guesses:
             "--train reads the releases off the models: it takes the server's optimizer sgd with "
             "lr = 1. Without --train the audit is of any optimizer"
         )
-    bundle = open_bundle(plan.bundle)
-    local, source = local_settings(plan, bundle), source_of(scenario, bundle)
-    size, rounds = bundle.manifest.size, plan.stop.rounds
+    (run,) = run_bundles(scenario)
+    size, rounds = run.bundle.manifest.size, plan.stop.rounds
     count = min(settings.canaries, scenario.population.size, (size - rounds) // SIZE_PER_CANARY)
     if count < 1:
         raise SimulatorError(
@@ -89,9 +86,11 @@ def run_trained_canaries(scenario: Scenario, settings: CanaryAttack) -> Guesses:
         )
     canaries = make_canaries(settings.seed, np.zeros((count, rounds), np.bool_), size)
     watch = ReleaseWatch(count)
-    kind, _ = choose_backend(scenario, bundle, "auto")
+    kind, _ = choose_backend(run, "auto")
     with threadpool_limits(1), closing(make_backend(scenario, kind)) as backend:
-        fleet = watch.fleet = Fleet(scenario, bundle, source, backend, local, watch.write)
+        fleet = watch.fleet = Fleet(
+            scenario, [run.bundle], run.source, backend, run.local, watch.write
+        )
         fleet.coordinator.training.replace = send_steps(
             canaries, lambda: settings.norm * clip_of(fleet)
         )

@@ -47,8 +47,11 @@ SHOWN = 60
 """Most characters of a value in an error."""
 
 
-def made_of(scenario: Scenario, bundle: Bundle, source: Source | None) -> dict[str, Any]:
-    """Return what a run is made of.
+def made_of(
+    scenario: Scenario, bundles: Mapping[str, Bundle], source: Source | None
+) -> dict[str, Any]:
+    """Return what a run is made of. ``bundles``: by the names of the family's members; the one
+    bundle of another run has the name "".
 
     What a file is for, with its name -> the SHA-256 of its content: the bundle, the data's arrays,
     the trace of availability, the module of the data's function and the modules beside it that it
@@ -58,8 +61,14 @@ def made_of(scenario: Scenario, bundle: Bundle, source: Source | None) -> dict[s
 
     ``source``: the scenario's data. None is for a scenario without a data function.
     """
-    parts: dict[str, Any] = {"the bundle": bundle.sha256}
+    parts: dict[str, Any] = {
+        f"the bundle of member {name}" if name else "the bundle": bundle.sha256
+        for name, bundle in bundles.items()
+    }
+    plan = scenario.plan
     files = {"data.arrays": scenario.data.arrays, "availability.file": scenario.availability.file}
+    if plan.distil is not None:
+        files["plan.distil.data"] = plan.distil.data
     for key, file in files.items():
         if file is not None:
             parts[f"{key} {file.name}"] = _digest(file)
@@ -68,7 +77,7 @@ def made_of(scenario: Scenario, bundle: Bundle, source: Source | None) -> dict[s
         for file in _modules(name, scenario.data.path or scenario.base):
             parts[f"data.function's {file.name}"] = _digest(file)
         parts[EXAMPLES] = {} if source is None else dict(_sample(source, scenario.population.size))
-    rows = (row for section in KEYS for row in _values(section, getattr(scenario, section)))
+    rows = (row for section in KEYS for row in values_of(section, getattr(scenario, section)))
     parts[VALUES] = {key: value for key, value in rows if not _may_change(key)}
     return parts
 
@@ -103,17 +112,17 @@ def _may_change(key: str) -> bool:
     return any(key == own or key.startswith(f"{own}.") for own in MAY_CHANGE)
 
 
-def _values(key: str, value: object) -> Iterator[tuple[str, Any]]:
+def values_of(key: str, value: object) -> Iterator[tuple[str, Any]]:
     """Yield dotted keys and their values, as JSON has them."""
     if isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
-            yield from _values(f"{key}.{name}", getattr(value, name))
+            yield from values_of(f"{key}.{name}", getattr(value, name))
     elif isinstance(value, Mapping) and any(
         isinstance(row, msgspec.Struct) for row in value.values()
     ):
         yield key, sorted(value)
         for name, row in value.items():
-            yield from _values(f"{key}.{name}", row)
+            yield from values_of(f"{key}.{name}", row)
     elif not isinstance(value, Path):
         yield (
             key,

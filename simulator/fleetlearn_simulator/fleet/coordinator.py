@@ -45,6 +45,7 @@ from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs
 from fleetlearn_simulator.training.cluster_models import ClusterModels
 from fleetlearn_simulator.training.kept_rows import NO_ROW
+from fleetlearn_simulator.training.run_bundles import numbers_of
 from fleetlearn_simulator.training.trained_devices import LARGE_UPDATE, TrainedDevices
 
 
@@ -52,9 +53,15 @@ class SimulatedCoordinator:
     """What the coordinator has in memory and on its disk."""
 
     def __init__(
-        self, scenario: Scenario, bundle: Bundle, backend: Backend, kept: KeptByDevices | None
+        self,
+        scenario: Scenario,
+        bundles: Sequence[Bundle],
+        backend: Backend,
+        kept: KeptByDevices | None,
     ) -> None:
+        """``bundles``: one, or those of the plan's family in its order."""
         self.scenario, self.plan, self.backend = scenario, scenario.plan, backend
+        bundle = bundles[0]
         self.metrics = bundle.manifest.metrics
         # A device makes progress until it vanishes: there is no stall to watch for.
         rules = self.plan.round_rules(bundle.manifest)
@@ -67,13 +74,22 @@ class SimulatedCoordinator:
             prefix="s-",
         )
         manifests = dict.fromkeys(self.plan.members, bundle.manifest)
+        if self.plan.family:
+            found = (each.manifest for each in bundles)
+            manifests = dict(zip(self.plan.members, found, strict=True))
         family = self.plan.family_rules(manifests)
         self.distillation = SimulatedDistillation(self.plan, manifests, family)
         self.down = False
         """Whether its process is dead."""
-        self.rules = replace(rules, metrics=("loss", *self.metrics))  # the order of rounds.jsonl
-        self.family = FamilyRules(each._replace(rules=self.rules) for each in family.members)
-        """The run's models: one, or one for each cluster."""
+        measured = ("loss", *self.metrics)  # the order of rounds.jsonl
+        self.rules = replace(rules, metrics=measured)
+        self.family = FamilyRules(
+            each._replace(rules=replace(each.rules, metrics=measured)) for each in family.members
+        )
+        """The run's models: one, one for each cluster, or the members of the plan's family."""
+        self.bundles_of = numbers_of(scenario)
+        """Devices -> the number of the member that each trains, in a plan with [family]; None:
+        there is one bundle."""
         self.chosen: dict[int, int] = {}
         """With clusters: device -> the model that fits its data best, in this round."""
         self.weights = self.plan.update_weights()
@@ -86,7 +102,8 @@ class SimulatedCoordinator:
             scenario.coordinator.masks,
         )
         """What hides each update. None: the coordinator sees them."""
-        model = bundle.parameters()[: bundle.manifest.size].copy()
+        parts = [each.parameters()[: each.manifest.size] for each in bundles]
+        model = np.concatenate(parts)
         if self.plan.clusters is not None:
             count, spread = self.plan.clusters.count, self.plan.clusters.spread
             begun = starting_models(model, bundle.manifest, count, scenario.seed, spread)
@@ -113,11 +130,14 @@ class SimulatedCoordinator:
         self.last_end = 0.0
         """When the last round ended, or when the simulation began."""
         self.kept = kept
-        self._hyper, buffers = self.plan.hyper(bundle.manifest), self.rules.buffers
-        self._beside = [part for part in self.rules.aggregators if part != UPDATE] + (
-            [BUFFERS] if buffers else []
-        )
-        """Names of the parts of a report beside the update."""
+        self._hyper = self.plan.hyper(bundle.manifest)
+        buffers = [each.rules.buffers for each in self.family.members[: len(bundles)]]
+        self._beside = [
+            [part for part in self.rules.aggregators if part != UPDATE]
+            + ([BUFFERS] if places else [])
+            for places in buffers
+        ]
+        """For each bundle, the names of the parts of a report beside the update."""
         algorithm = ALGORITHMS.get(self.plan.local.algorithm)  # a computation has none
         factors = tuple(
             algorithm.per_update[name](self._hyper)
@@ -130,8 +150,9 @@ class SimulatedCoordinator:
             find_encoding(self.plan.encoding.up),
             kept,
             buffers,
-            TiedToUpdate(factors, buffers),
+            TiedToUpdate(factors, buffers[0]),
             device_noise(rules.privacy, scenario.seed),
+            self.bundles_of,
         )
         self._begin_round()
 
@@ -149,10 +170,13 @@ class SimulatedCoordinator:
         if self.masked is not None:
             self.masked.begin_round()
         self.distillation.begin_round()
-        size = self.state.model.size
         keeps = any(aggregator.keeps_updates for aggregator in self.rules.aggregators.values())
         keeps = keeps or self.distillation.keeps_updates
-        self._file = UpdateFile(size) if keeps and size >= LARGE_UPDATE else None
+        self._files = [
+            UpdateFile(each.size) if keeps and each.size >= LARGE_UPDATE else None
+            for each in self.family.members
+        ]
+        """Where each model's updates are until the round ends."""
 
     @property
     def model(self) -> Vector:
@@ -169,7 +193,9 @@ class SimulatedCoordinator:
         self, tasks: RunningTasks, rows: slice, found: TrainedDevices
     ) -> tuple[ReportColumns, str | None]:
         """Return the reports of these tasks that are accepted, from the first on, and why the one
-        after them is not; None: all are."""
+        after them is not; None: all are. All are of one model."""
+        member = self.member_of(tasks.device[rows.start])
+        beside = self._beside[member if self.plan.family else 0]
         measured, names = self._measure_before(tasks, rows, found), tasks.name[rows]
         weights = self.weights.of(self.engine.report_terms(names[0]).round, names, found.examples)
         staleness = (
@@ -179,8 +205,8 @@ class SimulatedCoordinator:
         if self.masked is not None:
             failed = failed | self.masked.unfit(found)
         trained = int(failed.argmax()) if failed.any() else len(found)
-        reports = reports_of(found, self._beside, weights, staleness, measured).first(trained)
-        reports = replace(reports, member=self.member_of(tasks.device[rows.start]))
+        reports = reports_of(found, beside, weights, staleness, measured).first(trained)
+        reports = replace(reports, member=member)
         if self.masked is not None:
             factors = self._factors_told(tasks, rows, reports)
             reports = self.masked.of(reports, tasks, rows, factors)
@@ -195,7 +221,8 @@ class SimulatedCoordinator:
         """Reports of these tasks, which ``receive`` accepted, arrived at these times. The engine is
         not told."""
         self.round.accept(reports)
-        reports = replace(reports, parts=parts_to_add(reports, self._file))
+        parts = parts_to_add(reports, self._files[reports.member])
+        reports = replace(reports, parts=parts)
         self.round.add(reports)
         self.distillation.add(reports)
         if self.masked is not None:
@@ -207,13 +234,19 @@ class SimulatedCoordinator:
             self.given_in += tasks.round[rows]
 
     def member_of(self, device: int) -> int:
-        """Return the number of the model that the device trains in this round. All reports that
-        ``receive`` is given are of one."""
-        return self.chosen.get(device, 0)
+        """Return the number of the model that the device trains in this round."""
+        (member,) = self.members_of([device])
+        return member
+
+    def members_of(self, devices: Sequence[int]) -> Sequence[int]:
+        """Return the number of the model that each device trains in this round."""
+        if self.bundles_of is not None:
+            return self.bundles_of(devices)
+        return [self.chosen.get(device, 0) for device in devices]
 
     def _model_given(self, round: int) -> str:
         """Return the SHA-256 of the model that this round's tasks began from."""
-        return digest(self.training.given[round].inputs.model)
+        return digest(self.training.given[round].inputs[0].model)
 
     def _factors_told(
         self, tasks: RunningTasks, rows: slice, reports: ReportColumns
@@ -275,15 +308,9 @@ class SimulatedCoordinator:
     def begin_round(self, number: int, now: float, running: Callable[[], set[int]]) -> None:
         """A round opens. ``running``: returns the rounds of the tasks that devices have."""
         self.costs.opened = now
-        first, *others = self.sent_models()
         self.chosen = {}
-        inputs = RoundInputs(
-            first,
-            self.state.vectors,
-            self._hyper | {"mu": self.state.mu.mu} if self.rules.adaptive_mu else None,
-            ClusterModels([first, *others], self.chosen) if others else None,
-        )
-        earlier = self.sent(self.earlier)
+        inputs = self._inputs_of_round()
+        earlier = self._sent_parts(self.earlier)[: len(inputs)]
         clip = None if self.state.privacy is None else self.state.privacy.clip
         if isinstance(self.rules.secure, FixedPoint):
             clip = self.rules.secure.bound
@@ -294,6 +321,29 @@ class SimulatedCoordinator:
         else:
             self.training.begin_round(number, inputs, earlier, clip)
 
+    def _inputs_of_round(self) -> list[RoundInputs]:
+        """Return what the next round's tasks begin from, for each of the run's bundles."""
+        first, *others = models = self.sent_models()
+        if self.plan.family:
+            states = zip(models, self.state.members, strict=True)
+            return [RoundInputs(model, state.vectors) for model, state in states]
+        hyper = self._hyper | {"mu": self.state.mu.mu} if self.rules.adaptive_mu else None
+        clusters = ClusterModels(models, self.chosen) if others else None
+        return [RoundInputs(first, self.state.vectors, hyper, clusters)]
+
+    def by_bundle(
+        self, inputs: RoundInputs, devices: Sequence[int]
+    ) -> list[tuple[RoundInputs, list[int]]]:
+        """Return what the devices of each bundle begin from, and the places of these devices in the
+        sequence. ``inputs``: with all of the run's models in one vector."""
+        if self.bundles_of is None:
+            return [(inputs, [*range(len(devices))])]
+        numbers, models = self.bundles_of(devices), [*self.family.models_of(inputs.model).values()]
+        return [
+            (RoundInputs(models[number]), [at for at, own in enumerate(numbers) if own == number])
+            for number in sorted({*numbers})
+        ]
+
     def sent(self, model: Vector) -> Vector:
         """Return what devices have of a model that they were sent."""
         half = half_of(model) if self.plan.encoding.down == FLOAT16.name else None
@@ -301,7 +351,10 @@ class SimulatedCoordinator:
 
     def sent_models(self) -> list[Vector]:
         """Return what devices have of each of the run's newest models."""
-        return [self.sent(model) for model in self.family.models_of(self.model).values()]
+        return self._sent_parts(self.model)
+
+    def _sent_parts(self, model: Vector) -> list[Vector]:
+        return [self.sent(part) for part in self.family.models_of(model).values()]
 
     @property
     def outlive(self) -> bool:
@@ -320,7 +373,8 @@ class SimulatedCoordinator:
         base = None
         if self.rules.mixing_rate is not None:
             (given_in,) = self.given_in
-            base = self.training.given[given_in].inputs.model
+            base, *others = (each.model for each in self.training.given[given_in].inputs)
+            base = np.concatenate([base, *others]) if others else base
         masks = None if self.masked is None else self.masked.masks(self.model.size)
         made = self.round.commit(number, self.round.summary(dropped), base, masks)
         made = self.distillation.distilled(made, self.state)
@@ -369,15 +423,16 @@ class SimulatedCoordinator:
         kept_before: Sequence[int] | None,
         measure: Callable[[RoundInputs, Sequence[Job]], list[Evaluation | None]],
     ) -> list[Evaluation | None]:
-        """Evaluate the models of these rounds on the data of these devices, with what they had kept
-        then, if they keep something. Returns a row for each. ``measure``: the back end's
-        function."""
+        """Evaluate the models of these rounds on the data of these devices, which are of one model,
+        with what they had kept then, if they keep something. Returns a row for each. ``measure``:
+        the back end's function."""
+        bundle = self.member_of(devices[0]) if devices and self.plan.family else 0
         found: dict[tuple[int, int, int], Evaluation | None] = {}
         keys = list(zip(given_in, devices, kept_before or [NO_ROW] * len(devices), strict=True))
         for number in sorted({*given_in}):
             own = sorted({key for key in keys if key[0] == number})
             jobs = [Job(device, kept=kept) for _, device, kept in own]
-            inputs = self.training.given[number].inputs
+            inputs = self.training.given[number].inputs[bundle]
             found |= zip(own, measure(inputs, jobs), strict=True)
         return [found[key] for key in keys]
 

@@ -6,14 +6,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
+from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import FAILED, Assign, Command
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, find_encoding
-from fleetlearn_protocol.manifest import EVAL, TRAIN
+from fleetlearn_protocol.manifest import EVAL, TRAIN, Manifest
 
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.fleet import selection
@@ -40,6 +41,40 @@ CarryOut = Callable[[Iterable[Command]], None]
 """Does what the engine commands."""
 
 
+class TaskBytes(NamedTuple):
+    """What a task moves, in bytes: one number each, or those of n tasks, (n,)."""
+
+    model: Any
+    """The model."""
+    down: Any
+    """The model and what a task has beside it: vectors, and what neighbours sealed for the
+    device."""
+    up: Any
+    """A report's parts."""
+    bundle: Any
+    """The bundle, which a device fetches once."""
+
+
+def task_bytes(plan: Plan, manifest: Manifest) -> TaskBytes:
+    """Return the bytes of tasks of this bundle."""
+    size = manifest.size
+    # A model that travels as a difference counts as all of it.
+    model = (FLOAT16 if plan.encoding.down == FLOAT16.name else FLOAT32).size(size)
+    down = model + len(plan.vectors) * FLOAT32.size(size)
+    if plan.clusters is not None:
+        down = 0  # the device has measured the model
+    if plan.secure is not None and plan.secure.mode == "pairwise":
+        down += bytes_of_neighbours(plan.secure, plan.round.cohort)
+    parts = {part: find_encoding(name) for part, name in plan.parts(manifest).items()}
+    up = sum(
+        encoding.size(encoding.elements(manifest.elements_of(part)))
+        for part, encoding in parts.items()
+    )
+    # A computation has no graphs.
+    graphs = () if plan.algorithm.computes else (TRAIN, EVAL)
+    return TaskBytes(model, down, up, sum(manifest.files[file].size for file in graphs))
+
+
 class DeviceTasks:
     """The tasks that devices have.
 
@@ -51,7 +86,7 @@ class DeviceTasks:
     def __init__(
         self,
         scenario: Scenario,
-        bundle: Bundle,
+        bundles: Sequence[Bundle],
         source: Source,
         local: LocalSettings,
         events: EventQueue,
@@ -59,7 +94,7 @@ class DeviceTasks:
         coordinator: SimulatedCoordinator,
         write: WriteLines,
     ) -> None:
-        """``write``: writes to the event log."""
+        """``bundles``: as the coordinator has them. ``write``: writes to the event log."""
         self.scenario, self.source, self.local = scenario, source, local
         self.events, self.connections, self.coordinator = events, connections, coordinator
         self.write = write
@@ -71,28 +106,16 @@ class DeviceTasks:
         self.uploads: UploadQueue[tuple[RunningTasks, int]] | None = (
             UploadQueue(service.uploads) if limited else None
         )
-        plan, size = scenario.plan, coordinator.family.members[0].size
-        # A model that travels as a difference counts as all of it.
-        self.model_bytes = (FLOAT16 if plan.encoding.down == FLOAT16.name else FLOAT32).size(size)
-        self.down_bytes = self.model_bytes + len(plan.vectors) * FLOAT32.size(size)
-        if plan.clusters is not None:
-            self.down_bytes = 0  # the device has measured the model
-        if plan.secure is not None and plan.secure.mode == "pairwise":
-            self.down_bytes += bytes_of_neighbours(plan.secure, plan.round.cohort)
-        """Bytes of the model and of what a task has beside it: vectors, and what neighbours sealed
-        for the device."""
-        parts, elements_of = plan.parts(bundle.manifest), bundle.manifest.elements_of
-        encodings = {part: find_encoding(encoding) for part, encoding in parts.items()}
-        self.up_bytes = sum(
-            encoding.size(encoding.elements(elements_of(part)))
-            for part, encoding in encodings.items()
-        )
-        """Bytes of a report's parts."""
-        self.bundle_bytes = sum(
-            bundle.manifest.files[file].size
-            for file in (TRAIN, EVAL)
-            if not plan.algorithm.computes  # a computation has no graphs
-        )
+        self.bytes = [task_bytes(scenario.plan, bundle.manifest) for bundle in bundles]
+        """Of tasks, for each of the run's bundles."""
+
+    def bytes_of(self, devices: Sequence[int]) -> TaskBytes:
+        """Return the bytes of a task of each device, one after the other, (n,)."""
+        numbers_of = self.coordinator.bundles_of
+        numbers = np.zeros(len(devices), np.int64)
+        if numbers_of is not None:
+            numbers = np.array(numbers_of(devices), np.int64)
+        return TaskBytes(*(np.array(column)[numbers] for column in zip(*self.bytes, strict=True)))
 
     def begin_round(self) -> None:
         """Forget the transfers of the round before, unless its tasks go on."""
@@ -113,11 +136,10 @@ class DeviceTasks:
         coordinator, costs = self.coordinator, self.coordinator.costs
         devices = np.array(numbers, np.int64)
         steps = steps_of(self.local, self.source.examples(devices))
-        down = np.full(size, self.down_bytes)
+        each = self.bytes_of(numbers)
+        down = each.down
         if not self.has_bundle.issuperset(numbers):
-            down += self.bundle_bytes * np.array(
-                [device not in self.has_bundle for device in numbers]
-            )
+            down += each.bundle * np.array([device not in self.has_bundle for device in numbers])
             self.has_bundle.update(numbers)
         fates = sample_task_fates(
             self.scenario,
@@ -127,7 +149,7 @@ class DeviceTasks:
             deadline=assigned[0].deadline,
             steps=steps,
             down=down,
-            up=np.full(size, self.up_bytes),
+            up=each.up,
             queue=np.zeros_like if self.downloads is None else partial(self.downloads.wait, now),
         )
         ends = fates.seconds
@@ -283,7 +305,7 @@ class DeviceTasks:
                 training.put_back(
                     tasks.task[row + 1 : last], found.select(range(good + 1, len(found)))
                 )
-                coordinator.costs.up += self.up_bytes
+                coordinator.costs.up += self.bytes[self._bundle_of(tasks.device[row])].up
                 self.lose(tasks.device[row], refused)
                 commands = coordinator.engine.end(
                     tasks.name[row], tasks.task[row], refused, self.events.now
@@ -302,9 +324,14 @@ class DeviceTasks:
         coordinator = self.coordinator
         if not coordinator.family.is_family:
             return end
-        members = [coordinator.member_of(device) for device in tasks.device[row:end]]
+        members = coordinator.members_of(tasks.device[row:end])
         same = (at for at, member in enumerate(members) if member != members[0])
         return row + next(same, end - row)
+
+    def _bundle_of(self, device: int) -> int:
+        """Return the number of the bundle that the device trains."""
+        numbers_of = self.coordinator.bundles_of
+        return 0 if numbers_of is None else numbers_of([device])[0]
 
     def _accept(
         self, tasks: RunningTasks, rows: slice, found: TrainedDevices, reports: ReportColumns
@@ -316,7 +343,7 @@ class DeviceTasks:
             times = [max(self.events.now, time) for time in times]
         self.events.now = times[-1]
         coordinator, devices, ids = self.coordinator, tasks.device[rows], tasks.task[rows]
-        coordinator.costs.up += self.up_bytes * len(times)
+        coordinator.costs.up += len(times) * self.bytes[self._bundle_of(devices[0])].up
         coordinator.accept(tasks, rows, reports, times)
         if coordinator.kept is not None:
             coordinator.kept.accepted(devices, found)

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from fleetlearn_coordinator.aggregation.evaluation_summary import summarise_evaluation
-from fleetlearn_coordinator.aggregation.round_summary import deciding
+from fleetlearn_coordinator.aggregation.evaluation_summary import (
+    summarise_evaluation,
+    summarise_members,
+)
+from fleetlearn_coordinator.aggregation.round_summary import MEMBERS, deciding
 from fleetlearn_protocol.messages import Evaluation
 
 from fleetlearn_simulator.fleet.device_tasks import DeviceTasks
@@ -26,7 +29,11 @@ def measure(tasks: DeviceTasks, exchange: OpenExchange, devices: Sequence[int]) 
     kept = coordinator.kept
     rows = rows_of(None if kept is None else kept.states, devices)
     jobs = [Job(device, kept=row) for device, row in zip(devices, rows, strict=True)]
-    found = coordinator.backend.evaluate(exchange.inputs, jobs)
+    found: list[Evaluation | None] = [None] * len(jobs)
+    for inputs, places in coordinator.by_bundle(exchange.inputs, devices):
+        measured = coordinator.backend.evaluate(inputs, [jobs[at] for at in places])
+        for at, evaluation in zip(places, measured, strict=True):
+            found[at] = evaluation
     batches = steps_of(local, tasks.source.examples(np.array(devices, np.int64))) // local.passes
     return Answers(found, work=np.multiply(EVALUATION_COST, batches, dtype=np.float64))
 
@@ -37,8 +44,13 @@ def summarise(tasks: DeviceTasks, exchange: OpenExchange) -> dict[str, Any]:
     results = [result for result in answers.values() if isinstance(result, Evaluation)]
     names, ids = [*tasks.scenario.tiers], np.array([*answers], np.int64)
     tiers = [names[tier] for tier in traits(tasks.scenario, ids).tier.tolist()]
-    measured = ("loss", *tasks.coordinator.metrics)
-    return summarise_evaluation(results, tiers, measured, plan.round.max_weight, plan.bounds)
+    given = ("loss", *tasks.coordinator.metrics), plan.round.max_weight, plan.bounds
+    summary = summarise_evaluation(results, tiers, *given)
+    if plan.family:
+        members = [*plan.family]
+        own = [members[number] for number in tasks.coordinator.members_of([*answers])]
+        summary[MEMBERS] = summarise_members(results, own, *given)
+    return summary
 
 
 def stopping(tasks: DeviceTasks, summary: dict[str, Any]) -> Mapping[str, float] | None:

@@ -135,8 +135,10 @@ class DeviceExchanges:
         down = np.full(len(devices), answers.down)
         if EXCHANGE_KINDS[kind].sends_vectors:
             lacks = np.array([device not in tasks.has_bundle for device in devices])
-            models = len(tasks.coordinator.family.members)
-            down += models * tasks.model_bytes + tasks.bundle_bytes * lacks
+            each = tasks.bytes_of(devices)
+            # Of clusters each device measures all models, and of a family its own.
+            clusters = tasks.scenario.plan.clusters
+            down += (1 if clusters is None else clusters.count) * each.model + each.bundle * lacks
             tasks.has_bundle.update(devices)
         return down
 

@@ -77,7 +77,7 @@ class Fleet:
     def __init__(
         self,
         scenario: Scenario,
-        bundle: Bundle,
+        bundles: Sequence[Bundle],
         source: Source,
         backend: Backend,
         local: LocalSettings,
@@ -85,17 +85,17 @@ class Fleet:
         files: KeptRows[RowFile] = NO_FILES,
         residuals: RowFile | None = None,
     ) -> None:
-        """``log``: writes lines of the event log. ``files``, ``residuals``: for what devices
-        keep."""
+        """``bundles``: one, or those of the plan's family in its order. ``log``: writes lines of
+        the event log. ``files``, ``residuals``: for what devices keep."""
         self.scenario, self._log = scenario, log
         self.events = EventQueue()
         self.connections = Connections(scenario, self.events)
         kept = None
         if any((*files, residuals)):
             kept = KeptByDevices(files, scenario.population.size, residuals)
-        self.coordinator = SimulatedCoordinator(scenario, bundle, backend, kept)
+        self.coordinator = SimulatedCoordinator(scenario, bundles, backend, kept)
         self.tasks = DeviceTasks(
-            scenario, bundle, source, local, self.events, self.connections, self.coordinator, log
+            scenario, bundles, source, local, self.events, self.connections, self.coordinator, log
         )
         self.exchanges = DeviceExchanges(self.tasks, self.events)
         self.sampling = sampling_of(scenario)

@@ -60,8 +60,9 @@ class KeptByDevices:
         for row, (device, task) in enumerate(zip(devices, tasks, strict=True)):
             self.finished_at.pop(task, None)
             self._owed.discard(device)
-            if self.states is not None and not found.diverged[row]:
-                self.states.put(device, found.vectors[KEPT_STATE][row])
+            left = found.vectors.get(KEPT_STATE)  # of a family's bundles some leave nothing
+            if self.states is not None and left is not None and not found.diverged[row]:
+                self.states.put(device, left[row])
 
     def accepted(self, devices: Sequence[int], found: TrainedDevices) -> None:
         """The reports of these devices count for the open round."""

@@ -46,12 +46,17 @@ LITTLE = "little"
 class GivenInRound(NamedTuple):
     """What the tasks of one round train from."""
 
-    inputs: RoundInputs
-    stale: RoundInputs
-    """The same with the model before the round's. Devices with the corruption ``stale`` train from
-    it."""
+    inputs: Sequence[RoundInputs]
+    """For each of the run's bundles."""
+    stale: Sequence[RoundInputs]
+    """The same with the models before the round's. Devices with the corruption ``stale`` train from
+    them."""
     clip: float | None = None
     """The L2 norm to which devices clip their updates. None: they send them as they are."""
+
+
+NumbersOf = Callable[[Sequence[int]], Sequence[int]]
+"""Devices -> the number of the bundle that each trains."""
 
 
 class RoundTraining:
@@ -63,15 +68,18 @@ class RoundTraining:
         seed: int,
         encoding: Encoding,
         kept: KeptByDevices | None = None,
-        buffers: Sequence[slice] = (),
+        buffers: Sequence[Sequence[slice]] = ((),),
         tied_to: TiedToUpdate = NOT_TIED,
         noise: DeviceNoise | None = None,
+        numbers_of: NumbersOf | None = None,
     ) -> None:
         """``encoding``: of the updates that devices send. ``kept``: what devices keep from task to
-        task, if they keep something. ``buffers``: the places of the model's elements that devices
-        report as values. ``tied_to``: how what devices keep follows the updates that they send.
-        ``noise``: what devices add to their clipped updates."""
+        task, if they keep something. ``buffers``: for each of the run's bundles, the places of the
+        model's elements that devices report as values. ``tied_to``: how what devices keep follows
+        the updates that they send. ``noise``: what devices add to their clipped updates.
+        ``numbers_of``: which bundle devices train; None: the run has one."""
         self.backend, self.seed, self.encoding, self.kept = backend, seed, encoding, kept
+        self._numbers_of = numbers_of
         self._buffers, self._tied_to, self._noise = buffers, tied_to, noise
         self.replace: Callable[[Sequence[int], TrainedDevices], None] | None = None
         """Changes the results of these devices in place, before they are clipped and encoded: what
@@ -93,10 +101,15 @@ class RoundTraining:
         for."""
 
     def begin_round(
-        self, round: int, inputs: RoundInputs, earlier: Vector, clip: float | None = None
+        self,
+        round: int,
+        inputs: Sequence[RoundInputs],
+        earlier: Sequence[Vector],
+        clip: float | None = None,
     ) -> None:
-        """A round opens. No device has a task of an earlier one. ``earlier``: the model before the
-        round's. ``clip``: of its tasks (``GivenInRound``)."""
+        """A round opens. No device has a task of an earlier one. ``inputs``: for each of the run's
+        bundles. ``earlier``: the models before the round's. ``clip``: of its tasks
+        (``GivenInRound``)."""
         self.given, self.begun, self.untrained, self.started = (
             {round: _given(inputs, earlier, clip)},
             {},
@@ -107,8 +120,8 @@ class RoundTraining:
     def add_round(
         self,
         round: int,
-        inputs: RoundInputs,
-        earlier: Vector,
+        inputs: Sequence[RoundInputs],
+        earlier: Sequence[Vector],
         needed: Callable[[], Collection[int]],
         clip: float | None = None,
     ) -> None:
@@ -123,10 +136,15 @@ class RoundTraining:
 
     def most(self, room: int) -> int:
         """Return how many tasks may begin together if ``room`` more reports may come."""
-        size = next(iter(self.given.values())).inputs.model.nbytes
+        size = 4 * self._largest()
         if self.kept is not None:
             size += self.kept.row_bytes
         return max(1, min(room, MAX_BYTES_AHEAD // max(1, size)))
+
+    def _largest(self) -> int:
+        """Return the elements of the largest model that devices train."""
+        inputs = next(iter(self.given.values())).inputs
+        return max(each.model.size for each in inputs)
 
     def expect(self, tasks: RunningTasks, room: int) -> None:
         """Devices were given these tasks, in the order in which they end. A round's first tasks
@@ -156,23 +174,38 @@ class RoundTraining:
         for row, round in enumerate(chosen.round):
             rows_of.setdefault(round, []).append(row)
         for round, rows in sorted(rows_of.items()):
-            given, of_round = self.given[round], chosen.select(rows)
-            if "stale" in of_round.corrupt:
-                fresh = [row for row, corrupt in enumerate(of_round.corrupt) if corrupt != "stale"]
-                stale = [row for row, corrupt in enumerate(of_round.corrupt) if corrupt == "stale"]
-                self._begin_from(given.inputs, given.clip, of_round.select(fresh))
-                self._begin_from(given.stale, given.clip, of_round.select(stale))
-            else:
-                self._begin_from(given.inputs, given.clip, of_round)
+            given = self.given[round]
+            for number, same in self._by_bundle(chosen.select(rows)):
+                if "stale" in same.corrupt:
+                    corrupt = [*enumerate(same.corrupt)]
+                    fresh = [row for row, kind in corrupt if kind != "stale"]
+                    stale = [row for row, kind in corrupt if kind == "stale"]
+                    self._begin_from(given.inputs[number], given.clip, same.select(fresh), number)
+                    self._begin_from(given.stale[number], given.clip, same.select(stale), number)
+                else:
+                    self._begin_from(given.inputs[number], given.clip, same, number)
 
-    def _begin_from(self, inputs: RoundInputs, clip: float | None, chosen: RunningTasks) -> None:
+    def _by_bundle(self, chosen: RunningTasks) -> list[tuple[int, RunningTasks]]:
+        """Return the numbers of the bundles that these tasks train, and the tasks of each."""
+        if self._numbers_of is None:
+            return [(0, chosen)]
+        rows_of: dict[int, list[int]] = {}
+        for row, number in enumerate(self._numbers_of(chosen.device)):
+            rows_of.setdefault(number, []).append(row)
+        return [(number, chosen.select(rows)) for number, rows in sorted(rows_of.items())]
+
+    def _begin_from(
+        self, inputs: RoundInputs, clip: float | None, chosen: RunningTasks, number: int
+    ) -> None:
+        """Begin tasks of the bundle of this number."""
         if chosen.task:
             states, tied = (None, None) if self.kept is None else (self.kept.states, self.kept.tied)
             rows = rows_of(states, chosen.device), rows_of(tied, chosen.device)
             reader = self.backend.begin(
                 inputs, jobs_from_columns(chosen.device, chosen.seed, chosen.steps, *rows)
             )
-            buffers = _Buffers(self._buffers, gather(inputs.model, self._buffers))
+            places = self._buffers[number]
+            buffers = _Buffers(places, gather(inputs.model, places))
             if LITTLE in chosen.corrupt:
                 reader = _Conspiracy(buffers, reader, chosen).read
             if not SPOILT_AFTER_TRAINING.isdisjoint(chosen.corrupt):
@@ -186,18 +219,15 @@ class RoundTraining:
             self.begun.update(zip(chosen.task, zip(repeat(reader), count()), strict=False))
 
     def results_for(self, tasks: Sequence[str]) -> TrainedDevices:
-        """Wait for the first of these tasks. Returns what its device sends, and what the devices of
-        the tasks after it send, up to the first that is not trained yet. Each result can be read
-        only once."""
+        """Wait for the first of these tasks, which are of one bundle. Returns what its device
+        sends, and what the devices of the tasks after it send, up to the first that is not trained
+        yet. Each result can be read only once."""
         begun = [self.begun.pop(task) for task in tasks]
         reader = begun[0][0]
         apart = next(
             (row for row, (other, _) in enumerate(begun) if other is not reader), len(begun)
         )
-        if (
-            apart < len(begun) <= MOST_GATHERED
-            and next(iter(self.given.values())).inputs.model.size < LARGE_UPDATE
-        ):
+        if apart < len(begun) <= MOST_GATHERED and self._largest() < LARGE_UPDATE:
             return _read_together(begun)
         # Tasks that were begun apart are read another time.
         found = reader([index for _, index in begun[:apart]])
@@ -227,12 +257,15 @@ class RoundTraining:
             if corrupt == "stale"
         }
         for round in sorted({*running.round}):
-            inputs = self.given[round].inputs
-            hyper[str(round)], clips[str(round)] = inputs.hyper, self.given[round].clip
-            tensors[f"{round}.model"] = inputs.model
-            tensors |= {f"{round}.vector.{name}": vector for name, vector in inputs.vectors.items()}
-            if round in stale:
-                tensors[f"{round}.earlier"] = self.given[round].stale.model
+            given = self.given[round]
+            clips[str(round)] = given.clip
+            for number, inputs in enumerate(given.inputs):
+                name = _name(round, number)
+                hyper[name], tensors[f"{name}.model"] = inputs.hyper, inputs.model
+                for vector, values in inputs.vectors.items():
+                    tensors[f"{name}.vector.{vector}"] = values
+                if round in stale:
+                    tensors[f"{name}.earlier"] = given.stale[number].model
         return tensors, {
             "hyper": hyper,
             "clips": clips,
@@ -245,15 +278,13 @@ class RoundTraining:
         """Go on with these tasks from what another object's ``snapshot`` returned."""
         self.started = bool(running.task)
         for round in {*running.round}:
-            model, prefix = tensors[f"{round}.model"], f"{round}.vector."
-            vectors = {
-                name.removeprefix(prefix): row
-                for name, row in tensors.items()
-                if name.startswith(prefix)
-            }
-            inputs = RoundInputs(model, vectors or NO_VECTORS, state["hyper"][str(round)])
             clip = state.get("clips", {}).get(str(round))  # an earlier version had none
-            self.given[round] = _given(inputs, tensors.get(f"{round}.earlier", model), clip)
+            saved = [
+                _saved_inputs(tensors, state["hyper"], _name(round, number))
+                for number in range(len(self._buffers))
+            ]
+            inputs, earlier = zip(*saved, strict=True)
+            self.given[round] = _given(inputs, earlier, clip)
         begun = {*state["begun"]}
         rows = [row for row, cause in enumerate(running.cause) if not cause]
         self.untrained = {
@@ -276,9 +307,31 @@ class RoundTraining:
                 self.kept.finished([tasks.device[row]], [tasks.task[row]], reader([index]))
 
 
-def _given(inputs: RoundInputs, earlier: Vector, clip: float | None) -> GivenInRound:
-    stale = inputs if earlier is inputs.model else inputs._replace(model=earlier)
+def _given(
+    inputs: Sequence[RoundInputs], earlier: Sequence[Vector], clip: float | None
+) -> GivenInRound:
+    stale = [
+        own if before is own.model else own._replace(model=before)
+        for own, before in zip(inputs, earlier, strict=True)
+    ]
     return GivenInRound(inputs, stale, clip)
+
+
+def _name(round: int, number: int) -> str:
+    """Return under which name a snapshot has what a round's tasks of a bundle train from."""
+    return f"{round}/{number}" if number else str(round)
+
+
+def _saved_inputs(
+    tensors: Mapping[str, NDArray[Any]], hyper: Mapping[str, Any], name: str
+) -> tuple[RoundInputs, Vector]:
+    """Return what a snapshot has under this name, and the model before it."""
+    model, prefix = tensors[f"{name}.model"], f"{name}.vector."
+    vectors = {
+        key.removeprefix(prefix): row for key, row in tensors.items() if key.startswith(prefix)
+    }
+    inputs = RoundInputs(model, vectors or NO_VECTORS, hyper[name])
+    return inputs, tensors.get(f"{name}.earlier", model)
 
 
 def _read_together(begun: Sequence[tuple[ResultReader, int]]) -> TrainedDevices:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.data.generators import Arrays
 from fleetlearn_simulator.population.traits import Ids
-from fleetlearn_simulator.run import tested
+from fleetlearn_simulator.results.model_tests import tested
 
 
 def mean_model(models: NDArray[np.float32]) -> Vector:

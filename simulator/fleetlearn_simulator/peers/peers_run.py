@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 from fleetlearn_device.peers.spectrum import spectral_gap
+from fleetlearn_device.runtimes.open_runtime import open_runtime
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.vector import digest, views
 from threadpoolctl import threadpool_limits
 
-from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.data.made_of import made_of
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.peers.gossip import gossip_steps
@@ -28,6 +28,7 @@ from fleetlearn_simulator.peers.peer_measures import (
     peers_to_test,
 )
 from fleetlearn_simulator.peers.synchronous import synchronous_steps
+from fleetlearn_simulator.results.model_tests import tested
 from fleetlearn_simulator.results.run_folder import SUMMARY, RunLogs, save_model, write_json
 from fleetlearn_simulator.run import (
     DEFAULT_OPTIONS,
@@ -35,17 +36,17 @@ from fleetlearn_simulator.run import (
     Outcome,
     prepare,
     rare_garbage_collection,
-    tested,
 )
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.training.backend import PerDevice, local_settings
 from fleetlearn_simulator.training.choice import (
     check_provider,
-    choose_backend,
+    choose_backends,
     start_backend,
+    to_json,
     with_measured_step,
 )
 from fleetlearn_simulator.training.kept_rows import PEER_MODELS, RowFile
+from fleetlearn_simulator.training.run_bundles import run_bundles
 
 
 def simulate_peers(
@@ -72,23 +73,26 @@ def simulate_peers(
     Returns None if ``should_stop`` stopped the run. Raises SimulatorError, PlanError and
     BundleError.
     """
-    bundle = open_bundle(scenario.plan.bundle)
-    check_peers(scenario, bundle)
-    local = local_settings(scenario.plan, bundle)
+    if scenario.plan.family:
+        raise SimulatorError(
+            "plan.family: peers mix models of one bundle. Take a plan with one member's bundle"
+        )
+    check_peers(scenario, open_bundle(scenario.plan.bundle))
+    (run,) = bundles = run_bundles(scenario)
+    bundle, source = run.bundle, run.source
     if options.engine == "ray":
         raise SimulatorError("peers are trained on this machine; use engine 'processes'")
     check_provider(options.provider, options.engine)
-    source = source_of(scenario, bundle)
     with ExitStack() as held:
         held.enter_context(rare_garbage_collection())
         held.enter_context(threadpool_limits(1))
-        kind, why = choose_backend(scenario, bundle, options.backend, options.provider)
-        scenario = with_measured_step(scenario, bundle)
+        kinds, why = choose_backends(bundles, options.backend, options.provider)
+        scenario = with_measured_step(scenario, bundles)
         file = RowFile(folder / PEER_MODELS, bundle.manifest.size)
-        prepare(scenario, folder, options, made_of(scenario, bundle, source))
+        prepare(scenario, folder, options, made_of(scenario, {"": bundle}, source))
         file.path.unlink(missing_ok=True)
         backend = start_backend(
-            scenario, bundle, source, kind, options.workers, "processes", None, options.provider
+            scenario, bundles, kinds, options.workers, "processes", None, options.provider
         )
         held.callback(backend.close)
         logs = RunLogs(folder, events=options.events)
@@ -96,7 +100,7 @@ def simulate_peers(
         fleet = PeerFleet(scenario, bundle, source, backend, file, logs.write_events)
         measures = _Measures(fleet, options, source.test())
         if measures.test is not None:
-            measures.runtime = PerDevice(bundle, local, source, options.provider).runtime
+            measures.runtime = open_runtime(bundle, kind="onnx", provider=options.provider)
         does = gossip_steps if fleet.section.mode == "gossip" else synchronous_steps
         rows: list[dict[str, Any]] = []
         for step in islice(does(fleet), scenario.plan.stop.rounds):
@@ -108,7 +112,11 @@ def simulate_peers(
         fleet.keep(fleet.ids)
     model = mean_model(fleet.models)
     save_model(folder, views(model, bundle.manifest.travelling).items())
-    summary = _summary(fleet, rows) | {"backend": kind, "why": why, "model": digest(model)}
+    summary = _summary(fleet, rows) | {
+        "backend": to_json(kinds),
+        "why": why,
+        "model": digest(model),
+    }
     write_json(folder / SUMMARY, summary)
     return Outcome(folder, summary, model)
 

@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlearn_simulator import keyed_random
-from fleetlearn_simulator.population.traits import Floats, Ids, Ints, enough_memory, offsets
+from fleetlearn_simulator.population.members import may_train
+from fleetlearn_simulator.population.traits import Floats, Ids, Ints, offsets
 from fleetlearn_simulator.scenario.availability_trace import read_trace
 from fleetlearn_simulator.scenario.scenario import Scenario
 
@@ -41,8 +42,8 @@ the 24th value."""
 
 def online(scenario: Scenario, ids: Ids, t: float) -> Flags:
     """Return whether each device may get a task at the time ``t``, in seconds: whether it is
-    online, its region has network, and it has the memory to train."""
-    found = _online(scenario, ids, t) & enough_memory(scenario, ids)
+    online, its region has network, it has the memory to train, and a model of the plan fits it."""
+    found = _online(scenario, ids, t) & may_train(scenario, ids)
     for outage in scenario.failures.outages:
         if outage.begin <= t < outage.end:
             found &= ids % scenario.failures.regions != outage.region
@@ -74,7 +75,7 @@ def next_online(scenario: Scenario, ids: Ids, t: float) -> Floats:
             & (begin < row.end)
         )
         begin[inside] = row.end
-    begin[~enough_memory(scenario, ids)] = inf
+    begin[~may_train(scenario, ids)] = inf
     return begin
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.population.members import step_seconds_of
 from fleetlearn_simulator.population.traits import Floats, Ids, Ints, traits
 from fleetlearn_simulator.scenario.corruptions import corruptions_of
 from fleetlearn_simulator.scenario.local_passes import passes_of
@@ -72,7 +73,7 @@ def sample_task_fates(
     that ends at ``deadline``.
 
     Args:
-        scenario: Its ``compute.step_seconds`` must be a number.
+        scenario: Its ``compute.step_seconds`` must be measured.
         ids: int64, shape (n,).
         round: One for all, or shape (n,). The random numbers depend on it, on ``ids`` and on
             nothing else here. With ``failures.exact_stragglers`` all of ``ids`` together decide
@@ -114,7 +115,9 @@ def sample_task_fates(
     ]
     wait = queue(download if vanishes[0] is None else np.minimum(download, vanishes[0]))
     fetched = wait + download
-    done, train, late = _training(scenario, chosen, steps, known.speed, fetched, deadline - now)
+    step = _step_seconds(scenario, ids) / known.speed
+    left = deadline - now
+    done, train, late = _training(scenario, chosen, steps, known.speed, step, fetched, left)
 
     # Index in CAUSES -> seconds until the task ends that way; infinite if it does not. The earliest
     # end counts.
@@ -159,7 +162,7 @@ def sample_answer_fates(
     answered or vanishes, and the index in ``CAUSES``.
 
     Args:
-        scenario: Its ``compute.step_seconds`` must be a number. Its hazards of ``download``,
+        scenario: Its ``compute.step_seconds`` must be measured. Its hazards of ``download``,
             ``train`` and ``upload`` apply while a device fetches, works and sends.
         kind: The kind of the exchange. The random numbers depend on it, on ``ids`` and on
             ``turns``.
@@ -174,7 +177,7 @@ def sample_answer_fates(
     answer = np.zeros(count)
     if work is not None:
         answer = compute.start_seconds / known.speed + work * (
-            float(compute.step_seconds) / known.speed
+            step_seconds_of(scenario, ids) / known.speed
         )
     fetch, send = known.latency + down / known.download, known.latency + up / known.upload
     lengths = (fetch, answer, send) if up.any() else (fetch, answer)
@@ -210,18 +213,30 @@ def _partial_steps(steps: Ints, epochs: int, luck: Floats) -> Ints:
     return np.minimum(1 + (luck * (steps - 1)).astype(np.int64), steps)
 
 
+def _step_seconds(scenario: Scenario, ids: Ids) -> float | Floats:
+    """Return what ``step_seconds_of`` returns. Raises SimulatorError where that is not measured
+    yet."""
+    seconds = scenario.compute.step_seconds
+    if isinstance(seconds, str):
+        raise SimulatorError(
+            f'compute.step_seconds = "{seconds}": a step must be measured before tasks are assigned'
+        )
+    return step_seconds_of(scenario, ids)
+
+
 def _training(
-    scenario: Scenario, chosen: Ints, steps: Ints, speed: Floats, download: Floats, deadline: float
+    scenario: Scenario,
+    chosen: Ints,
+    steps: Ints,
+    speed: Floats,
+    step: Floats,
+    download: Floats,
+    deadline: float,
 ) -> tuple[Ints, Floats, NDArray[np.bool_]]:
     """Return the steps that a device does in the time it has, as ``fleetlearn_device``'s session
-    and training decide; the seconds that they take; and whether no time is left at all."""
+    and training decide; the seconds that they take; and whether no time is left at all. ``step``:
+    the seconds that each takes."""
     compute, local = scenario.compute, scenario.plan.local
-    if isinstance(compute.step_seconds, str):
-        raise SimulatorError(
-            f'compute.step_seconds = "{compute.step_seconds}": a step must be measured before '
-            "tasks are assigned"
-        )
-    step = compute.step_seconds / speed
     before = compute.start_seconds / speed
     passes = passes_of(local.algorithm, local.epochs, local.personal_epochs, local.hyper)
     batches = np.ceil(steps / passes)

@@ -9,6 +9,7 @@ import numpy as np
 from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 
 from fleetlearn_simulator.results import html_page as page
+from fleetlearn_simulator.results.family_runs import backend_words, member_words
 from fleetlearn_simulator.results.html_page import ABSENT, PagePart, listed, share, size, span
 from fleetlearn_simulator.results.loaded_run import LoadedRun, read_run, series
 from fleetlearn_simulator.results.private_runs import (
@@ -57,6 +58,9 @@ def _parts(run: LoadedRun) -> Iterator[PagePart]:
         yield PagePart("section", "Metrics")
         yield PagePart("switch")
         yield PagePart("charts", metric_charts(run))
+        if members := [*member_words(run.summary)]:
+            yield PagePart("section", "Members of the family")
+            yield page.table(["model", "devices, reports and what was measured last"], members)
         if run.private:
             yield PagePart("section", "Privacy")
             yield PagePart("note", f"{privacy_words(run.private[-1].privacy)}.")
@@ -83,6 +87,7 @@ def _subtitle(run: LoadedRun) -> Iterator[str]:
     tables = run.scenario
     plan = tables.get("plan", {})
     population = tables.get("population", {}).get("size")
+    family = plan.get("family", {})
     words = [
         f"seed {tables['seed']}" if "seed" in tables else "",
         f"{population:,} devices" if isinstance(population, int) else "",
@@ -91,7 +96,8 @@ def _subtitle(run: LoadedRun) -> Iterator[str]:
         f"availability {tables['availability']['kind']}" if "availability" in tables else "",
         f"recipe {plan['recipe']}" if "recipe" in plan else "",
         f"goal of {plan['round']['goal']:,} reports" if "goal" in plan.get("round", {}) else "",
-        f"bundle {Path(plan['bundle']).name}" if "bundle" in plan else "",
+        f"bundle {Path(plan['bundle']).name}" if "bundle" in plan and not family else "",
+        f"members {', '.join(family)}" if family else "",
     ]
     privacy = plan_words(plan) if "privacy" in plan else ""
     secure = secure_words(plan, tables.get("coordinator", {})) if "secure" in plan else ""
@@ -100,9 +106,7 @@ def _subtitle(run: LoadedRun) -> Iterator[str]:
         if run.summary
         else f"not finished: as far as round {run.rows[-1].round if run.rows else 0}"
     )
-    backend = (
-        f"back end {run.summary['backend']} ({run.summary['why']})" if "why" in run.summary else ""
-    )
+    backend = f"back end {backend_words(run.summary)}" if "why" in run.summary else ""
     yield from filter(
         None,
         (

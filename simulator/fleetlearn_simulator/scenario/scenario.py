@@ -31,6 +31,7 @@ from fleetlearn_simulator.scenario.defaults import (
     read_service,
     read_tiers,
 )
+from fleetlearn_simulator.scenario.family_rules import family_contradictions
 from fleetlearn_simulator.scenario.peers_section import PeersSection
 from fleetlearn_simulator.scenario.poisson_rules import poisson_contradictions
 from fleetlearn_simulator.scenario.sections import (
@@ -294,11 +295,7 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
             "each device has a model of its own. benchmarks/studies/fedmd.py trains such a fleet; "
             "how its rounds go, a plan with fedavg and a model of as many parameters simulates"
         )
-    if scenario.plan.family:
-        yield (
-            "plan.family: simulated devices have one bundle. Simulate a plan with one member's "
-            "bundle; [clusters], several models of one bundle, can be simulated"
-        )
+    yield from family_contradictions(scenario)
     if scenario.plan.clusters is not None and scenario.failures.corrupt:
         yield (
             "failures.corrupt with plan.clusters: what a bad device sends is made of one model, "

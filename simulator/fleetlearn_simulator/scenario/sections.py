@@ -16,6 +16,7 @@ Span = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
 Time = Annotated[float, Meta(ge=0, le=100 * 366 * 86400.0)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Throughput = Annotated[float, Meta(ge=1, le=1e12)]
+StepSeconds = Annotated[float, Meta(ge=0, le=1e6)]
 Hazard = Annotated[float, Meta(ge=0, le=1e6)]
 MAX_POPULATION = 10**7
 REQUIRED = object()
@@ -86,10 +87,10 @@ class DataSection(Section, frozen=True, kw_only=True):
 class Compute(Section, frozen=True, kw_only=True):
     """[compute]: what training costs."""
 
-    step_seconds: Annotated[float, Meta(ge=0, le=1e6)] | Literal["measure"] = 0.02
+    step_seconds: StepSeconds | Literal["measure"] | dict[str, StepSeconds] = 0.02
     """Seconds that a step takes on a device of speed 1. "measure" measures a step of the bundle on
     this machine, and writes the result to the run's scenario.toml. Only that file repeats the run:
-    each measurement is different."""
+    each measurement is different. In a plan with [family] it may be a table: member -> seconds."""
     start_seconds: Seconds = 0.0
     """Seconds before the first step, on a device of speed 1."""
     memory: Annotated[float, Meta(ge=0, le=1e9)] = 0.0

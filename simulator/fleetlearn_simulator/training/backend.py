@@ -176,7 +176,7 @@ class PerDevice:
         self.bundle, self.task, self.source, self.manifest = bundle, task, source, bundle.manifest
         self.runtime = open_runtime(bundle, kind="onnx", provider=provider)
         self.algorithm, self.kept = ALGORITHMS[task.algorithm], kept
-        sizes = row_sizes(self.manifest, task.algorithm)
+        self.sizes = sizes = row_sizes(self.manifest, task.algorithm)
         more = {KEPT_STATE: sizes.states, TIED: sizes.tied}
         parts = {*EXCHANGES[task.algorithm].parts, BUFFERS} - {UPDATE}
         more |= {part: self.manifest.elements_of(part) for part in sorted(parts)}
@@ -196,7 +196,9 @@ class PerDevice:
 
     def kept_state(self, job: Job) -> Vector | None:
         """Return what the job's device has kept; None: nothing yet."""
-        return _row(self.kept.states, job.kept)
+        row = _row(self.kept.states, job.kept)
+        # In a family's rows there is room for what another bundle leaves.
+        return None if row is None else row[: self.sizes.states]
 
     def tied(self, job: Job) -> dict[str, Vector]:
         """Return the tied vectors that the job's task goes on from, by name; empty: zeros."""

@@ -5,33 +5,32 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from fleetlearn_device.runtimes.import_onnxruntime import RuntimeUnavailableError
 from fleetlearn_device.runtimes.providers import ProviderName, open_provider
-from fleetlearn_protocol import Bundle, open_bundle
 from threadpoolctl import threadpool_limits
 
-from fleetlearn_simulator.data.factory import source_of
-from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.training.backend import (
-    Backend,
-    Job,
-    PerDevice,
-    RoundInputs,
-    local_settings,
-)
+from fleetlearn_simulator.training.backend import Backend, Job, PerDevice, RoundInputs
 from fleetlearn_simulator.training.computing import ComputesSums
-from fleetlearn_simulator.training.kept_rows import NOTHING_KEPT, row_files
+from fleetlearn_simulator.training.family_backend import FamilyBackend
+from fleetlearn_simulator.training.kept_rows import (
+    NOTHING_KEPT,
+    KeptRows,
+    RowFile,
+    RowReader,
+    row_files,
+)
 from fleetlearn_simulator.training.process_pool import ProcessPool
+from fleetlearn_simulator.training.run_bundles import RunBundle, numbers_of, run_bundles
 from fleetlearn_simulator.training.vectorized import (
     Vectorized,
     check_many,
@@ -44,16 +43,25 @@ from fleetlearn_simulator.training.worker_pool import DivideJobs
 BackendName = Literal["bundle", "vectorized", "computation"]
 BackendChoice = Literal["auto", "bundle", "vectorized"]
 EngineChoice = Literal["processes", "ray"]
+Kinds = Mapping[str, BackendName]
+"""Name of each member -> its back end. A run with one bundle has the name ""."""
 BACKENDS: dict[str, type[PerDevice] | type[ComputesSums]] = {
     "bundle": PerDevice,
     "vectorized": Vectorized,
     "computation": ComputesSums,
 }
-SIZES_SAMPLED = 100
-"""Devices whose numbers of examples are looked at, to guess whether all devices have the same
-number."""
 TRIAL_SECONDS = 0.3
 """Seconds for which ``auto`` tries each back end."""
+
+
+def to_json(kinds: Kinds) -> str | dict[str, str]:
+    """Return what a run's files say of its back ends: one name, or one for each member."""
+    return kinds.get("", {**kinds})
+
+
+def from_json(saved: Any) -> Kinds:
+    """Undo ``to_json``."""
+    return saved if isinstance(saved, dict) else {"": saved}
 
 
 def check_provider(provider: ProviderName, engine: EngineChoice) -> None:
@@ -78,53 +86,90 @@ def make_backend(
     where the jobs' rows are, if they have any. Sets the number of threads of the numeric libraries
     to 1: the last bits of a product depend on that number, which would not be the same in each
     process."""
-    bundle = open_bundle(scenario.plan.bundle)
-    local = local_settings(scenario.plan, bundle)
-    kept = NOTHING_KEPT if folder is None else row_files(folder, bundle.manifest, local.algorithm)
-    backend = BACKENDS[kind](bundle, local, source_of(scenario, bundle), provider, kept)
+    return make_backends(scenario, {"": kind}, provider, folder)
+
+
+def make_backends(
+    scenario: Scenario,
+    kinds: Kinds,
+    provider: ProviderName = "cpu",
+    folder: Path | None = None,
+) -> Backend:
+    """Do the same for each of the run's bundles."""
+    bundles = run_bundles(scenario)
+    kept = kept_in(folder, bundles)
+    made = [
+        BACKENDS[kinds[each.member]](each.bundle, each.local, each.source, provider, kept)
+        for each in bundles
+    ]
     threadpool_limits(1)  # now that all libraries are loaded, the user's module's too
-    return backend
+    numbers = numbers_of(scenario)
+    return made[0] if numbers is None else FamilyBackend(made, numbers)
 
 
-def with_measured_step(scenario: Scenario, bundle: Bundle) -> Scenario:
+def kept_in(
+    folder: Path | None, bundles: Sequence[RunBundle]
+) -> KeptRows[RowReader] | KeptRows[RowFile]:
+    """Return where the rows of jobs are in a run's folder."""
+    if folder is None:
+        return NOTHING_KEPT
+    manifests = [each.bundle.manifest for each in bundles]
+    return row_files(folder, manifests, bundles[0].local.algorithm)
+
+
+def with_measured_step(scenario: Scenario, bundles: Sequence[RunBundle]) -> Scenario:
     """Return the scenario with the measured seconds of a step on this machine's CPU, if it asks for
-    that."""
+    that: of each member in a family."""
     if scenario.compute.step_seconds != "measure":
         return scenario
-    computes = scenario.plan.algorithm.computes
-    backend = make_backend(scenario, "computation" if computes else "bundle")
-    inputs = RoundInputs(bundle.parameters()[: bundle.manifest.size])
-    (device,) = first_with_examples(scenario, bundle, 1)
-    backend.train(inputs, [Job(device, 0, 1)])  # the first steps allocate memory
-    seconds = float(f"{_timed(lambda: int(backend.train(inputs, [Job(device)]).steps[0])):.3g}")
+    found = {each.member: _measured_step(each) for each in bundles}
+    seconds = found if scenario.plan.family else found[""]
     return msgspec.structs.replace(
         scenario, compute=msgspec.structs.replace(scenario.compute, step_seconds=seconds)
     )
 
 
-def first_with_examples(scenario: Scenario, bundle: Bundle, count: int) -> list[int]:
-    """Return the first ``count`` devices that have examples, or fewer if there are no more among
-    the first ``SIZES_SAMPLED``. Raises SimulatorError if there are none."""
-    source, devices = source_of(scenario, bundle), list[int]()
-    looked_at = min(scenario.population.size, SIZES_SAMPLED)
-    for device in range(looked_at):
-        if source.examples(np.array([device]))[0]:
+def _measured_step(run: RunBundle) -> float:
+    computes = run.scenario.plan.algorithm.computes
+    backend = make_backend(run.scenario, "computation" if computes else "bundle")
+    inputs = RoundInputs(run.bundle.parameters()[: run.bundle.manifest.size])
+    (device,) = first_with_examples(run, 1)
+    backend.train(inputs, [Job(device, 0, 1)])  # the first steps allocate memory
+    return float(f"{_timed(lambda: int(backend.train(inputs, [Job(device)]).steps[0])):.3g}")
+
+
+def first_with_examples(run: RunBundle, count: int) -> list[int]:
+    """Return the first ``count`` of the bundle's devices that have examples, or fewer if there are
+    no more among those that are looked at. Raises SimulatorError if there are none."""
+    devices = list[int]()
+    for device in run.devices:
+        if run.source.examples(np.array([device]))[0]:
             devices.append(device)
             if len(devices) == count:
                 break
     if not devices:
         raise SimulatorError(
-            f"none of the first {looked_at} devices has examples: there is nothing to measure "
-            "training with. Give compute.step_seconds a number, and choose a back end"
+            f"none of the first {len(run.devices)} devices has examples: there is nothing to "
+            "measure training with. Give compute.step_seconds a number, and choose a back end"
         )
     return devices
 
 
+def choose_backends(
+    bundles: Sequence[RunBundle], wanted: BackendChoice, provider: ProviderName = "cpu"
+) -> tuple[Kinds, str]:
+    """Return the back end of each of the run's bundles, and why."""
+    found = {each.member: choose_backend(each, wanted, provider) for each in bundles}
+    why = [f"{name}: {why}" if name else why for name, (_, why) in found.items()]
+    return {name: kind for name, (kind, _) in found.items()}, "; ".join(dict.fromkeys(why))
+
+
 def choose_backend(
-    scenario: Scenario, bundle: Bundle, wanted: BackendChoice, provider: ProviderName = "cpu"
+    run: RunBundle, wanted: BackendChoice, provider: ProviderName = "cpu"
 ) -> tuple[BackendName, str]:
     """Return the back end, and why. ``auto`` tries both for a moment, on the first devices."""
-    if scenario.plan.algorithm.computes:
+    local, bundle = run.scenario.plan.local, run.bundle
+    if run.scenario.plan.algorithm.computes:
         if wanted != "auto":
             raise SimulatorError(
                 f'back end "{wanted}": the bundle has a computation in place of graphs; leave the '
@@ -132,34 +177,30 @@ def choose_backend(
             )
         return "computation", "the bundle has a computation"
     if wanted == "vectorized":
-        check_many(bundle, scenario.plan.local.batch_size, scenario.plan.local.algorithm)
+        check_many(bundle, local.batch_size, local.algorithm)
     if wanted != "auto":
         return wanted, "chosen"
-    if why := not_for_many(bundle, scenario.plan.local.batch_size, scenario.plan.local.algorithm):
+    if why := not_for_many(bundle, local.batch_size, local.algorithm):
         return "bundle", why
     assert bundle.manifest.many is not None
     count = bundle.manifest.many.devices
-    devices = first_with_examples(scenario, bundle, count)
+    devices = first_with_examples(run, count)
     jobs = [Job(devices[number % len(devices)], number) for number in range(count)]
     costs: dict[BackendName, float] = {
-        "bundle": _seconds(scenario, bundle, "bundle", provider, [[job] for job in jobs]),
-        "vectorized": _seconds(scenario, bundle, "vectorized", provider, [jobs]),
+        "bundle": _seconds(run, "bundle", provider, [[job] for job in jobs]),
+        "vectorized": _seconds(run, "vectorized", provider, [jobs]),
     }
     best = min(costs, key=lambda kind: costs[kind])
     return best, ", ".join(f"{kind} {1e3 * cost:.3g} ms a device" for kind, cost in costs.items())
 
 
 def _seconds(
-    scenario: Scenario,
-    bundle: Bundle,
-    kind: BackendName,
-    provider: ProviderName,
-    parts: list[list[Job]],
+    run: RunBundle, kind: BackendName, provider: ProviderName, parts: list[list[Job]]
 ) -> float:
     """Return the seconds that a job takes. ``parts`` are trained one after the other, again and
     again."""
-    backend, turns = make_backend(scenario, kind, provider), cycle(parts)
-    inputs = RoundInputs(bundle.parameters()[: bundle.manifest.size])
+    backend, turns = make_backend(run.scenario, kind, provider), cycle(parts)
+    inputs = RoundInputs(run.bundle.parameters()[: run.bundle.manifest.size])
     backend.train(inputs, parts[0])  # the first steps allocate memory
     taken = _timed(lambda: len(backend.train(inputs, next(turns))))
     backend.close()
@@ -178,64 +219,85 @@ def _timed(train: Callable[[], int]) -> float:
 
 def start_backend(
     scenario: Scenario,
-    bundle: Bundle,
-    source: Source,
-    kind: BackendName,
+    bundles: Sequence[RunBundle],
+    kinds: Kinds,
     workers: int | None,
     engine: EngineChoice,
     ray_address: str | None,
     provider: ProviderName = "cpu",
     folder: Path | None = None,
 ) -> Backend:
-    """Start the back end, with its workers. ``source``: the scenario's, to learn the devices'
-    numbers of examples. ``folder``: the run's. The other arguments are those of
+    """Start the back end, with its workers. ``kinds``: of each bundle, as ``choose_backends``
+    returned them. ``folder``: the run's. The other arguments are those of
     ``fleetlearn_simulator.Options``."""
-    if kind == "computation":
+    if "computation" in kinds.values():
         if engine == "ray":
             raise SimulatorError("engine 'ray': sums are computed in this process")
-        return make_backend(scenario, kind, provider, folder)
-    make, divide = (
-        partial(make_backend, scenario, kind, provider, folder),
-        _divider(scenario, bundle, source, kind),
-    )
+        return make_backends(scenario, kinds, provider, folder)
+    divide = _divider(scenario, bundles, kinds)
     if engine == "ray":
-        from fleetlearn_simulator.training.ray_pool import RayPool
-
-        make = partial(make_backend, scenario, kind, provider)  # its workers do not see the folder
-        local = local_settings(scenario.plan, bundle)
-        kept = (
-            NOTHING_KEPT if folder is None else row_files(folder, bundle.manifest, local.algorithm)
-        )
-        return RayPool(
-            make, divide, bundle.parameters()[: bundle.manifest.size], workers, ray_address, kept
-        )
+        return _on_ray(scenario, bundles, kinds, divide, workers, ray_address, provider, folder)
     # If a round is one block, one process trains it: to hand it to another would only cost time.
     # Processes share a GPU by turns, and each takes some of its memory for CUDA itself.
     alone = provider != "cpu" or (
-        kind == "vectorized" and not workers and _in_one_block(scenario, bundle, source)
+        kinds.get("") == "vectorized" and not workers and _in_one_block(bundles[0])
     )
     count = workers or (1 if alone else os.cpu_count()) or 1
+    make = partial(make_backends, scenario, kinds, provider, folder)
     return make() if count == 1 else ProcessPool(make, count, divide)
 
 
-def _in_one_block(scenario: Scenario, bundle: Bundle, source: Source) -> bool:
+def _on_ray(
+    scenario: Scenario,
+    bundles: Sequence[RunBundle],
+    kinds: Kinds,
+    divide: DivideJobs,
+    workers: int | None,
+    address: str | None,
+    provider: ProviderName,
+    folder: Path | None,
+) -> Backend:
+    from fleetlearn_simulator.training.ray_pool import RayPool
+
+    if scenario.plan.family:
+        raise SimulatorError(
+            "engine 'ray' with [family]: workers on Ray train one bundle. Use engine 'processes'"
+        )
+    make = partial(make_backends, scenario, kinds, provider)  # its workers do not see the folder
+    bundle = bundles[0].bundle
+    model = bundle.parameters()[: bundle.manifest.size]
+    return RayPool(make, divide, model, workers, address, kept_in(folder, bundles))
+
+
+def _in_one_block(run: RunBundle) -> bool:
     """Return whether one call trains a whole round, judged by the first devices. Devices with other
     numbers of examples would be in other blocks."""
-    many = bundle.manifest.many
-    if many is None or scenario.plan.round.cohort > many.devices:
+    many = run.bundle.manifest.many
+    if many is None or run.scenario.plan.round.cohort > many.devices:
         return False
-    return (
-        len({*source.examples(np.arange(min(scenario.population.size, SIZES_SAMPLED))).tolist()})
-        == 1
-    )
+    return len({*run.source.examples(np.array(run.devices)).tolist()}) == 1
 
 
-def _divider(scenario: Scenario, bundle: Bundle, source: Source, kind: str) -> DivideJobs:
-    """Return the function that divides jobs into blocks."""
-    many, local = bundle.manifest.many, local_settings(scenario.plan, bundle)
+def _divider(scenario: Scenario, bundles: Sequence[RunBundle], kinds: Kinds) -> DivideJobs:
+    """Return the function that divides jobs, which are of one bundle, into blocks."""
+    dividers = [_divider_of(each, kinds[each.member]) for each in bundles]
+    numbers = numbers_of(scenario)
+    if numbers is None:
+        return dividers[0]
+
+    def divide(jobs: Sequence[Job]) -> list[list[int]]:
+        (number,) = numbers([jobs[0].device])
+        return dividers[number](jobs)
+
+    return divide
+
+
+def _divider_of(run: RunBundle, kind: BackendName) -> DivideJobs:
+    manifest = run.bundle.manifest
+    many, local, source = manifest.many, run.local, run.source
     # Small blocks keep all processes busy until the end. Large updates come one by one, and are
     # added up meanwhile.
-    few = max(1, min(8, 2**20 // bundle.manifest.size))
+    few = max(1, min(8, 2**20 // manifest.size))
 
     def divide(jobs: Sequence[Job]) -> list[list[int]]:
         if kind == "vectorized" and many is not None:

@@ -7,7 +7,7 @@ The run's own process writes rows. All processes that train read them, each by i
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 from weakref import finalize
@@ -59,7 +59,10 @@ class RowFile:
         return found
 
     def write(self, row: int, values: Vector) -> None:
-        """Write a row. Raises SimulatorError: the disk is full."""
+        """Write a row, or its first elements, before zeros. Raises SimulatorError: the disk is
+        full."""
+        if len(values) < self.size:
+            values = np.append(values, np.zeros(self.size - len(values), np.float32))
         left, offset = np.ascontiguousarray(values, np.float32).data.cast("B"), 4 * self.size * row
         try:
             while left:
@@ -126,12 +129,14 @@ def row_sizes(manifest: Manifest, algorithm: str) -> RowSizes:
     )
 
 
-def row_files(folder: Path, manifest: Manifest, algorithm: str) -> KeptRows[RowFile]:
-    """Return the files of rows in a run's folder."""
-    sizes = row_sizes(manifest, algorithm)
+def row_files(folder: Path, manifests: Sequence[Manifest], algorithm: str) -> KeptRows[RowFile]:
+    """Return the files of rows in a run's folder. ``manifests``: of the run's bundles. A row has
+    room for what the largest of them leaves, and begins with what its device keeps."""
+    sizes = [row_sizes(manifest, algorithm) for manifest in manifests]
+    states, tied = (max(column) for column in zip(*sizes, strict=True))
     return KeptRows(
-        RowFile(folder / KEPT_STATES, sizes.states) if sizes.states else None,
-        RowFile(folder / TIED_VECTORS, sizes.tied) if sizes.tied else None,
+        RowFile(folder / KEPT_STATES, states) if states else None,
+        RowFile(folder / TIED_VECTORS, tied) if tied else None,
     )
 
 

@@ -77,7 +77,7 @@ def test_arrays_count_too(line: Path, tmp_path: Path) -> None:
     found = []
     for value in (1.0, 2.0):
         write_arrays(tmp_path / "arrays.npz", value)
-        found.append(made_of(Scenario.load(path), open_bundle(line), None))
+        found.append(made_of(Scenario.load(path), {"": open_bundle(line)}, None))
     assert changed(*found) == ["data.arrays arrays.npz"]
     assert found[0]["the bundle"] == open_bundle(line).sha256
     assert changed(found[0], {})[:2] == ["the bundle", "data.arrays arrays.npz"]

@@ -32,6 +32,7 @@ from fleetlearn_simulator.results.run_folder import EVENTS, read_rows
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Job, PerDevice, RoundInputs, local_settings
 from fleetlearn_simulator.training.choice import first_with_examples
+from fleetlearn_simulator.training.run_bundles import run_bundles
 from fleetlearn_simulator.training.trained_devices import (
     PendingResults,
     ResultReader,
@@ -1254,7 +1255,8 @@ def test_a_step_is_measured_on_a_device_with_examples(tmp_path: Path, line: Path
     )
     (tmp_path / "lines.py").write_text(WITHOUT.format(count=COUNT))
     scenario = Scenario.load(path)
-    assert first_with_examples(scenario, open_bundle(line), 4) == [1, 2, 4, 5]
+    (run,) = run_bundles(scenario)
+    assert first_with_examples(run, 4) == [1, 2, 4, 5]
     outcome = simulate(scenario, tmp_path / "out", Options("auto", 1))
     assert outcome is not None
     assert outcome.summary["without_examples"] == 3

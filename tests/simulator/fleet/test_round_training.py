@@ -75,7 +75,7 @@ class Doubles:
 def opened(backend: Any, encoding: Encoding = FLOAT32) -> RoundTraining:
     """The training of the round that ``running_task`` is of."""
     training = RoundTraining(backend, 1, encoding)
-    training.begin_round(3, RoundInputs(MODEL), EARLIER)
+    training.begin_round(3, [RoundInputs(MODEL)], [EARLIER])
     return training
 
 
@@ -113,7 +113,7 @@ def test_what_top_k_leaves_out_is_added_to_the_next_update_that_follows_one_that
 
     def sent() -> list[float]:
         """What the device sends of the update MODEL, 1 and 2."""
-        training.begin_round(3, RoundInputs(MODEL), EARLIER)
+        training.begin_round(3, [RoundInputs(MODEL)], [EARLIER])
         training.expect(RunningTasks.from_rows([task]), room=1)
         (found,) = taken(training, task)
         kept.accepted([1], found)

@@ -70,11 +70,51 @@ def test_the_smallest_scenario(base: Path) -> None:
     assert found.compute.step_seconds == 0.02
 
 
-def test_a_plan_with_several_models_is_not_simulated(base: Path) -> None:
-    family = PLAN.replace('bundle = "a.bundle"\n', "") + '[family.a]\nbundle = "a.bundle"\n'
-    (base / "family.plan").write_text(family)
-    with pytest.raises(SimulatorError, match="simulated devices have one bundle"):
-        parse(SMALL.replace("my.plan", "family.plan"), base)
+FAMILY = (
+    PLAN.replace('bundle = "a.bundle"\n', "")
+    + """
+[family.a]
+bundle = "a.bundle"
+memory = 100_000_000
+[family.b]
+bundle = "a.bundle"
+tags = ["gate", "region-1"]
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "refusal"),
+    [
+        (
+            "",
+            r"no tier has devices that fit a member.*a asks for 95\.3674 MiB of RAM; b asks for "
+            r"the tag gate and the tag region-1",
+        ),
+        ('[tiers.x]\ntags = ["gate"]', "no tier has devices that fit a member"),
+        ("[tiers.x]\nmemory = 95", "no tier has devices that fit a member"),
+        (
+            "[tiers.x]\nmemory = 96\n[compute]\nstep_seconds = {a = 1.0}",
+            r"compute\.step_seconds has a; it takes the seconds of each member.*: a, b",
+        ),
+    ],
+)
+def test_a_family_needs_devices_that_fit_it(base: Path, more: str, refusal: str) -> None:
+    (base / "family.plan").write_text(FAMILY)
+    with pytest.raises(SimulatorError, match=refusal):
+        parse(SMALL.replace("my.plan", "family.plan") + more, base)
+
+
+def test_devices_fit_a_family_by_memory_and_tags(base: Path) -> None:
+    (base / "family.plan").write_text(FAMILY)
+    small = SMALL.replace("my.plan", "family.plan")
+    parse(small + "[tiers.x]\nmemory = 96", base)
+    parse(small + '[tiers.x]\ntags = ["gate"]\n[failures]\nregions = 2', base)
+
+
+def test_seconds_of_members_need_a_family(base: Path) -> None:
+    with pytest.raises(SimulatorError, match=r"a table of members, and the plan has no \[family\]"):
+        parse(SMALL + "[compute]\nstep_seconds = {a = 1.0}", base)
 
 
 def test_the_example_is_read_and_has_every_key(base: Path) -> None:

@@ -485,7 +485,7 @@ def test_the_back_ends_agree_about_what_devices_keep(tmp_path: Path, what: str) 
     bundle = cached_export(
         module, nn.functional.cross_entropy, (x, y), tmp_path / "kept.bundle", **options
     ).bundle
-    files = row_files(tmp_path, bundle.manifest, "plain")
+    files = row_files(tmp_path, [bundle.manifest], "plain")
     file = files.states
     assert file is not None
     task = LocalSettings({"lr": 0.05} | ({"mu": 0.5} if what == "moon" else {}), 2, 10)
@@ -530,7 +530,7 @@ def test_the_back_ends_agree_about_tied_vectors(tmp_path: Path, algorithm: str) 
         module, nn.functional.cross_entropy, (x, y), tmp_path / "tied.bundle", step=step, many=many
     )
     manifest = bundle.bundle.manifest
-    files = row_files(tmp_path, manifest, algorithm)
+    files = row_files(tmp_path, [manifest], algorithm)
     assert files.tied is not None
     # BatchNorm needs two
     random, sizes = np.random.default_rng(1), [size for size in SIZES if size > 1]

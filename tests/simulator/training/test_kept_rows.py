@@ -52,15 +52,15 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 def test_only_where_devices_keep_something(tmp_path: Path) -> None:
     bundle = write_line_bundle(tmp_path / "line.bundle")
-    assert row_files(tmp_path, bundle.manifest, "plain") == (None, None)
+    assert row_files(tmp_path, [bundle.manifest], "plain") == (None, None)
     keeping = write_line_bundle(tmp_path / "keeping.bundle", personal=True, state=True)
-    file, none = row_files(tmp_path, keeping.manifest, "plain")
+    file, none = row_files(tmp_path, [keeping.manifest], "plain")
     assert none is None
     assert file is not None
     assert (file.path, file.size) == (tmp_path / KEPT_STATES, 2)
     assert not file.path.exists()
     for algorithm in ("scaffold", "feddyn"):
-        none, file = row_files(tmp_path, bundle.manifest, algorithm)
+        none, file = row_files(tmp_path, [bundle.manifest], algorithm)
         assert none is None
         assert file is not None
         assert (file.path, file.size) == (tmp_path / TIED_VECTORS, 5)
