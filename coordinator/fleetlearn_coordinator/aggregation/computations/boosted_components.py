@@ -45,15 +45,18 @@ Values = dict[str, NDArray[Any]]
 
 
 def advance(state: Vector, total: Sums, devices: int, settings: BoostedComponents) -> Vector:
-    """Return the state after an exchange. total: the sums of its devices, int64 (S,)."""
+    """Return the state after an exchange. total: the sums of its devices, int64 (S,). Raises
+    ValueError where the total can be none."""
     layout = components_state(settings)
     values, sums = layout.unpack(state), components_sums(settings).unpack(total)
-    if values["phase"] == FIND_RANGES:
-        _find_ranges(values, sums, settings)
-    elif values["phase"] == DESIGN:
-        _take_design(values, sums, settings)
-    elif values["phase"] == FIT:
-        _add_best(values, sums, settings)
+    with np.errstate(all="ignore"):  # what is not finite is refused by name
+        if values["phase"] == FIND_RANGES:
+            _find_ranges(values, sums, settings)
+        elif values["phase"] == DESIGN:
+            _take_design(values, sums, settings)
+        elif values["phase"] == FIT:
+            _add_best(values, sums, settings)
+        _check_finite(values, settings)
     return layout.pack(values)
 
 
@@ -101,6 +104,25 @@ def result(state: Vector, settings: BoostedComponents) -> dict[str, Any]:
             if (chosen == number + 1).any()
         ],
     }
+
+
+def _check_finite(values: Values, settings: BoostedComponents) -> None:
+    """Raise ValueError where a number of the state, or of the effects that ``result`` tells, is
+    not finite. Sums of rows never make one: a device made them up."""
+    for name in ("base", "loss", "penalties", "coefficients"):
+        if not np.isfinite(values[name]).all():
+            raise ValueError(f"the total of the sums makes {name} that are not finite numbers")
+    if not np.isfinite(values["gains"].sum()):
+        raise ValueError("the total of the sums makes gains that are not finite numbers")
+    learners = base_learners(settings)
+    for number in np.unique(values["chosen"][values["chosen"] > 0]).astype(np.int64) - 1:
+        learner = learners[number]
+        told = [np.ravel(effect) for effect in effect_of(learner, values, settings).values()]
+        if not np.isfinite(np.concatenate(told)).all():
+            raise ValueError(
+                f"the total of the sums gives column {settings.columns[learner.column].name} an "
+                "effect that is not finite"
+            )
 
 
 def _find_ranges(values: Values, sums: dict[str, Sums], settings: BoostedComponents) -> None:

@@ -107,4 +107,9 @@ def _solve(matrix: Doubles, right: Doubles) -> Doubles:
     if len(empty):
         matrix = matrix.copy()
         matrix[empty, empty] = 1.0
-    return np.asarray(np.linalg.solve(matrix, right), np.float64)
+    try:
+        return np.asarray(np.linalg.solve(matrix, right), np.float64)
+    except np.linalg.LinAlgError:
+        raise ValueError(
+            "the X^T X of a base learner has no inverse: the total is not of rows"
+        ) from None

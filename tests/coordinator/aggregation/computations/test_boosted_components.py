@@ -14,11 +14,13 @@ from fleetlearn_coordinator.aggregation.computations.component_fits import (
     penalty_for,
     penalty_of,
 )
+from fleetlearn_coordinator.aggregation.computations.registry import BadTotalError, RunComputation
 from fleetlearn_device.computations.boosted_components import component_scores, compute
 from fleetlearn_protocol.computations.boosting_settings import BoostColumn, BoostedComponents
 from fleetlearn_protocol.computations.components_layout import (
     base_learners,
     components_state,
+    components_sums,
     first_components,
     spline_basis,
 )
@@ -254,3 +256,27 @@ def test_devices_that_vanish_leave_a_model_of_the_others() -> None:
     whole = component_scores(components_state(told).unpack(states[-1]), table["x"], told)
     found = component_scores(values, table["x"], told)
     assert np.corrcoef(found, table["y"])[0, 1] > np.corrcoef(whole, table["y"])[0, 1] - 0.02
+
+
+def made_up(told: BoostedComponents, name: str, value: int, body: int) -> np.ndarray:
+    """Return a total of ten rows in which all of the body is the same number."""
+    layout = components_sums(told)
+    sums = {field: np.zeros(shape, np.int64) for field, shape in layout.shapes.items()}
+    sums["rows"] += 10
+    sums[name][...] = value
+    sums["body"] += body
+    return layout.pack(sums)
+
+
+def test_made_up_sums_are_refused_where_an_effect_would_be_infinite() -> None:
+    """The column has no values, so that its range is one point; and yet it has X^T X and X^T r."""
+    told = components("logistic", columns=(BoostColumn("a"),), iterations=3)
+    computation = RunComputation("boosted-components", told)
+    state = computation.advance(first_components(told), made_up(told, "label", 0, 0), 2)
+    layout = components_sums(told)
+    design = {field: np.zeros(shape, np.int64) for field, shape in layout.shapes.items()}
+    design["rows"] += 10
+    design["body"][:3] = 2**45, 1, 2**45  # of the straight line, which all learners begin with
+    state = computation.advance(state, layout.pack(design), 2)
+    with pytest.raises(BadTotalError, match="gives column a an effect that is not finite"):
+        computation.advance(state, made_up(told, "label", 0, 2**50), 2)
