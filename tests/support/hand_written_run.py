@@ -18,6 +18,38 @@ from fleetlearn_coordinator.storage.ledger import (
 DROPPED = {"lost": 2, "rejected: out-of-range": 3, "surplus": 4}
 
 
+def write_computation_run(data: Path) -> Path:
+    """A run of statistics with two rounds."""
+    data.mkdir(parents=True, exist_ok=True)
+    storage = find_storage(data)
+    with storage.lock():
+        ledger = storage.open_ledger(power=False, any_thread=False)
+        plan = '{"round": {"goal": 5}, "local": {"algorithm": "statistics"}}'
+        ledger.create({"plan": plan, "stop": '{"rounds": 1000000}'})
+        for number in (1, 2):
+            summary = {
+                "reports": 5,
+                "partial": 0,
+                "dropped": {},
+                "metrics": {},
+                "train": {},
+                "change": 0.5,
+                "bytes_down": 1000,
+                "bytes_up": 2000,
+                "seconds": 59.5,
+                "computation": f"exchange {number} of 2",
+            }
+            ledger.write(
+                [
+                    RoundOpened(number, 60.0 * number),
+                    ModelMade(number, f"{number:064d}", number, 60.0 * (number + 1)),
+                    RoundClosed(number, "committed", summary, 60.0 * (number + 1)),
+                ]
+            )
+        ledger.close()
+    return data
+
+
 def write_hand_written_run(data: Path, *, finished: bool = False) -> Path:
     """Rounds 1 and 3 are committed and 2 is abandoned, one a minute, from 60 s on; the model of the
     first is evaluated on devices and on held-out data."""

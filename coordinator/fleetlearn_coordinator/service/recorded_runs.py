@@ -5,14 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
+
+from fleetlearn_protocol.computations.settings import KIND_NAMES
 
 from fleetlearn_coordinator.dashboard.replay import ReplayedRun
 from fleetlearn_coordinator.network.http_port import RefusedError
 from fleetlearn_coordinator.service.live_run import SPARK, privacy_state, read_history
+from fleetlearn_coordinator.service.training_run.plan_changes import PLAN, WHAT
 from fleetlearn_coordinator.service.views.device_search import FITS, DeviceSearch
 from fleetlearn_coordinator.service.views.local_views import LocalViews
 from fleetlearn_coordinator.service.views.records import RunView
+from fleetlearn_coordinator.storage.find_storage import find_storage
+from fleetlearn_coordinator.storage.stored_json import decode
 
 MOST_LAST = 1000
 MOST_VERSIONS = 1000
@@ -30,14 +36,15 @@ def recorded_runs(views: LocalViews) -> dict[str, ReplayedRun]:
 
 
 def _recorded(views: LocalViews, run: RunView) -> ReplayedRun:
-    history = read_history(views.place(run.name).data)
-    computes = any("computation" in row.summary for row in run.rounds)
+    data = views.place(run.name).data
+    history, kind = read_history(data), _computation_of(data)
     about = {
         "goal": run.goal,
-        "rounds": None if computes else run.stop.get("rounds"),
+        "rounds": None if kind else run.stop.get("rounds"),
         "metric": run.stop.get("metric"),
         "target": run.stop.get("target"),
         **_privacy_of_metrics(run),
+        **({"computes": kind} if kind else {}),
     }
     values = {
         "name": run.name,
@@ -62,6 +69,15 @@ def _recorded(views: LocalViews, run: RunView) -> ReplayedRun:
         **privacy_state(run.privacy),
     }
     return ReplayedRun(values, history, glance)
+
+
+def _computation_of(data: Path) -> str | None:
+    """Return the kind of computation of a run without a model; None: the run has one. ``data``: as
+    for ``find_storage``. Raises StoreError."""
+    with find_storage(data).read_ledger() as ledger:
+        plan = decode(ledger.metadata().get(PLAN) or "{}", dict[str, Any], WHAT)
+    algorithm = plan.get("local", {}).get("algorithm")
+    return algorithm if algorithm in KIND_NAMES else None
 
 
 def _privacy_of_metrics(run: RunView) -> dict[str, str]:

@@ -16,6 +16,7 @@ from fleetlearn_coordinator.dashboard.run_history import (
     RunHistory,
     round_row,
 )
+from fleetlearn_protocol.computations.settings import KIND_NAMES
 
 from fleetlearn_simulator.results.loaded_run import LoadedRun, Round, find_runs, read_run
 from fleetlearn_simulator.results.run_folder import EVENTS
@@ -60,6 +61,9 @@ def replayed_run(folder: Path) -> ReplayedRun:
         history.moved(row.bytes.get("up", 0), row.bytes.get("down", 0))
     plan = run.scenario.get("plan", {})
     stop = plan.get("stop", {})
+    # The recipe of a computation has the name of its kind.
+    algorithm = plan.get("local", {}).get("algorithm", plan.get("recipe"))
+    computes = algorithm if algorithm in KIND_NAMES else None
     spent = _spent(run)
     values = {
         "name": run.name,
@@ -67,10 +71,11 @@ def replayed_run(folder: Path) -> ReplayedRun:
         "recorded": True,
         "about": {
             "goal": plan.get("round", {}).get("goal"),
-            "rounds": stop.get("rounds"),
+            "rounds": None if computes else stop.get("rounds"),
             "metric": stop.get("metric"),
             "target": stop.get("target"),
             **({"private": plan["privacy"].get("metrics", "none")} if "privacy" in plan else {}),
+            **({"computes": computes} if computes else {}),
         },
         "version": len(run.committed),
         "round": len(run.rows),
@@ -83,7 +88,7 @@ def replayed_run(folder: Path) -> ReplayedRun:
         "served": False,
         "recorded": True,
         "version": len(run.committed),
-        "of": stop.get("rounds"),
+        "of": None if computes else stop.get("rounds"),
         "finished": run.summary.get("reason"),
         "metrics": _metrics(run.committed[-1]) if run.committed else {},
         "spark": [loss for loss in losses if loss is not None],

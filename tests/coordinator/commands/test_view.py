@@ -14,6 +14,9 @@ from browser import browsing
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.dashboard.run_history import FleetNow
 from fleetlearn_coordinator.service.fleet_minutes import FleetMinutes
+from fleetlearn_coordinator.service.recorded_runs import recorded_runs
+from fleetlearn_coordinator.service.views.local_views import LocalViews
+from hand_written_run import write_computation_run
 from live_page_person import axe_finds
 from page_person import watched as problems_of
 from peers import plan_text, update_of
@@ -77,6 +80,32 @@ def test_the_records_are_read_and_not_changed(plan: Plan, tmp_path: Path) -> Non
             assert somebody.ask("POST", f"/v1/{path}", {})[0] == 405
         with somebody.look("run/nowhere") as look:
             look.until(lambda: look.ended == {"run/nowhere"})
+
+
+def test_records_of_a_computation_have_no_loss(tmp_path: Path) -> None:
+    data = write_computation_run(tmp_path / "people")
+    (run,) = recorded_runs(LocalViews(data=data)).values()
+    assert run.values["about"]["computes"] == "statistics"
+    assert run.values["about"]["rounds"] is None
+    assert run.glance["of"] is None
+    assert run.glance["spark"] == []
+
+
+@pytest.mark.slow
+def test_the_page_over_records_of_a_computation_shows_its_progress(tmp_path: Path) -> None:
+    data = write_computation_run(tmp_path / "people")
+    with (
+        viewing(tmp_path, str(data)) as link,
+        browsing(tmp_path / "profile") as browser,
+    ):
+        page = browser.pages[0]
+        problems = problems_of(page)
+        page.goto(link)
+        page.get_by_role("link", name="people").click()
+        text = "This run computes statistics and trains no model: exchange 2 of 2."
+        expect(page.get_by_text(text)).to_be_visible()
+        expect(page.get_by_text("Loss", exact=True)).to_have_count(0)
+        assert problems == []
 
 
 @pytest.mark.parametrize("where", ["", "nowhere", "https://127.0.0.1:1"])

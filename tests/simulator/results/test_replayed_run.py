@@ -28,6 +28,14 @@ PHONES = {
 }
 
 
+def test_a_computation_has_no_loss_to_show(tmp_path: Path) -> None:
+    scenario = 'name = "s"\n[plan]\nrecipe = "statistics"\n[plan.stop]\nrounds = 1000000\n'
+    write_rows(tmp_path, [row(1, reports=5)], scenario=scenario)
+    run = replayed_run(tmp_path)
+    assert run.values["about"]["computes"] == "statistics"
+    assert (run.values["about"]["rounds"], run.glance["of"]) == (None, None)
+
+
 def test_rounds_in_virtual_time(tmp_path: Path) -> None:
     rows = [
         row(
