@@ -288,9 +288,10 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
 
     def masked_words(self, manifest: Manifest) -> int:
         """Return how many words a device of a plan with [secure] masks. ``manifest``: of its
-        bundle."""
+        bundle. Raises ValueError where the plan has no [secure]."""
         numbers = self.masked_numbers(manifest)
-        assert numbers is not None, "the plan has no [secure]"
+        if numbers is None:
+            raise ValueError(f"{self.file} has no [secure]: its devices mask nothing")
         return numbers.words(manifest.size)
 
     def _aggregators_of(self, manifest: Manifest) -> Aggregators:

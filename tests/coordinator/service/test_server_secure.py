@@ -138,7 +138,7 @@ async def test_a_task_without_secure_says_nothing_of_it(make_plan: PlanMaker) ->
     async with fleet(make_plan(round__goal=1)) as (coordinator, join):
         task = await (await join("a")).task()
         assert (task.secure, task.clip) == (None, None)
-        with pytest.raises(ValueError, match=r"has no `secure`|has no helper"):
+        with pytest.raises(ValueError, match=r"has no \[secure\]"):
             coordinator.run.tasks.mask_terms()
 
 
