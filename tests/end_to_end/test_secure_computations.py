@@ -3,6 +3,8 @@ that of the same rows without masks, bit for bit, whoever is killed meanwhile.""
 
 from __future__ import annotations
 
+import json
+import random
 import runpy
 from collections.abc import Callable
 from functools import cache
@@ -14,8 +16,9 @@ import pytest
 from boosting_run import COMPONENTS, TREES, boosting_bundle, pooled_state, write_tables
 from computing import computed, texts
 from fleetlearn_coordinator import read_model, read_status
+from fleetlearn_protocol.computations.settings import NumberColumn, Statistics
 from peers import plan_text
-from processes import Processes, free_port, service_file, wait_for
+from processes import Processes, free_port, service_file, status_of, wait_for
 from secure_fleet import SecureFleet
 from statistics_bundle import QUESTIONS, raw_table, statistics_bundle
 
@@ -207,3 +210,65 @@ def test_a_device_that_dies_before_it_masks_is_not_in_the_total(run: Processes) 
     assert dying.wait(90) == -9, run.log("stranger")
     assert run.wait("coordinator") == 0, run.log("coordinator")
     assert read_model(run.folder / "run", 1)[1].tobytes() == statistics_states()[0].tobytes()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_everybody_killed_at_random_makes_the_same_state(run: Processes, seed: int) -> None:
+    """Coordinator, helper and devices: one of them after each round."""
+    drawn = random.Random(seed)
+    fleet, data = helper_fleet(run, STATISTICS)
+
+    def start(name: str) -> None:
+        if name == "helper":
+            fleet.start_helper()
+        elif name == "coordinator":
+            run.coordinator(fleet.plan)
+        else:
+            run.device(name, f"ws://127.0.0.1:{fleet.port}", Path(data[name]))
+
+    everybody = ["helper", "coordinator", *NAMES]
+    for name in everybody:
+        start(name)
+    for version in range(4):
+        wait_for(lambda least=version: version_of(run) >= least, f"version {version}")
+        name = drawn.choice(everybody)
+        run.kill(name)
+        start(name)
+    check(run, statistics_states()[-1])
+
+
+def version_of(run: Processes) -> int:
+    """Return the newest version; -1: there is none yet."""
+    status = status_of(run.folder / "run")
+    return -1 if status is None else status.version
+
+
+@pytest.mark.parametrize("demand", ["--require-secure", "--require-privacy"])
+def test_with_noise_too_whoever_demands_either_takes_part(run: Processes, demand: str) -> None:
+    """Devices clip their sums, mask them, and the coordinator adds noise to the total."""
+    fleet, data = helper_fleet(
+        run,
+        ("statistics", private_bundle, statistics_tables, lambda: np.zeros(0)),
+        privacy__population=1000,
+        privacy__delta=1e-6,
+        privacy__clip=1000.0,
+        privacy__noise=0.001,
+        stop__rounds=1,
+    )
+    fleet.start_helper()
+    run.coordinator(fleet.plan)
+    for name in NAMES:
+        url = f"ws://127.0.0.1:{fleet.port}"
+        run.device(name, url, Path(data[name]), options=[demand])
+    for name in ("coordinator", *NAMES):
+        assert run.wait(name) == 0, run.log(name)
+    status = read_status(run.folder / "run")
+    assert [row.summary["reports"] for row in status.rounds] == [3]
+    found = json.loads(run.command("result", fleet.plan, "--json").stdout)["result"]
+    assert found["rows"] == pytest.approx(1240, abs=20 * found["noise"]["rows"])
+    assert 0 < found["noise"]["rows"] < 10
+
+
+def private_bundle(folder: Path) -> Any:
+    asked = Statistics(numbers=(NumberColumn("age", range=(0.0, 100.0), bins=4),), rounds=1)
+    return statistics_bundle(folder, asked)

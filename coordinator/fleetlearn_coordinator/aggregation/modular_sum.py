@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from fleetlearn_protocol.computations.layout import Sums
+from fleetlearn_protocol.computations.private_sums import LENGTH
 from fleetlearn_protocol.secure.distributed_noise import has_room, noisy_sum
 from fleetlearn_protocol.secure.fixed_point import (
     PART_BITS,
@@ -27,7 +28,7 @@ from fleetlearn_protocol.secure.fixed_point import (
     most_updates,
     weighted_sum,
 )
-from fleetlearn_protocol.secure.whole_words import WORDS, words_to_sums
+from fleetlearn_protocol.secure.whole_words import WORDS, largest_sum, words_to_sums
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -75,7 +76,14 @@ class SumWords(NamedTuple):
     size: int
     """S: sums of a device."""
     reports: int
-    """The most that a round has: each sum is at most 2^62 divided by this."""
+    """The most that a round has."""
+    clipped: bool = False
+    """Whether devices clip their sums (private_sums.py): none is further from 0 than 2^30."""
+
+    @property
+    def largest(self) -> int:
+        """How far from 0 each sum of a device may be."""
+        return LENGTH if self.clipped else largest_sum(self.reports)
 
     @property
     def bits(self) -> int:
@@ -138,8 +146,10 @@ def unmask_sums(state: MaskedSum, masks: Words, numbers: SumWords) -> Sums:
     masks: the sum of exactly these devices' masks modulo 2^32, shape (3 S,). Raises UnmaskError
     where the result can be no total of this many devices.
     """
+    if state.updates > numbers.reports:
+        raise UnmaskError(f"{state.updates} devices are added; a round has {numbers.reports}")
     try:
-        return words_to_sums(_without(state, masks), state.updates, numbers.reports)
+        return words_to_sums(_without(state, masks), state.updates, numbers.largest)
     except ValueError as error:
         raise UnmaskError(str(error)) from None
 
@@ -268,7 +278,7 @@ def _result(total: WeightedSum | MaskedSum, present: Vector = NO_VALUES.present)
 
 _NAMES = {
     FixedPoint: "bound, the bits, the equal weights and the noise",
-    SumWords: "number of sums, and the most reports of a round",
+    SumWords: "number of sums, the most reports of a round, and whether sums are clipped",
 }
 """What is saved with a sum, so that no other numbers are added to it."""
 

@@ -30,6 +30,7 @@ def make_bundle(
     from fleetlearn_protocol.computations.bundle import read_questions, write_computation_bundle
     from fleetlearn_protocol.computations.kinds import KINDS
     from fleetlearn_protocol.computations.settings import kind_of
+    from fleetlearn_protocol.encodings import INT64, MASKED64
 
     with expected_errors():
         try:
@@ -38,10 +39,11 @@ def make_bundle(
             raise FleetError(Code.BAD_MESSAGE, f"{questions}: {error}") from None
         write_computation_bundle(output, name, settings, preprocessing)
     kind = KINDS[kind_of(settings)]
-    down, up = 4 * kind.state(settings).size, 8 * kind.sums(settings).size
+    sums = kind.sums(settings).size
+    down, up, masked = 4 * kind.state(settings).size, INT64.size(sums), MASKED64.size(sums)
     say(
         f"wrote the computation {kind_of(settings)} to {output}: in each round a device fetches "
-        f"{down} bytes and sends {up}"
+        f"{down} bytes and sends {up} (with [secure]: {masked})"
     )
 
 

@@ -16,6 +16,7 @@ from fleetlearn_protocol.encodings import (
     INT64,
     MASKED64,
     RESIDUAL,
+    find_encoding,
     leaves_residual,
     masked_encoding,
 )
@@ -222,6 +223,13 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
         up = self.encoding.up if self.secure is None else masked_encoding(self.secure.bits).name
         return {**self.exact_parts(manifest), UPDATE: up}
 
+    def update_bytes(self, manifest: Manifest) -> int:
+        """Return the most bytes that a device's update has."""
+        return sum(
+            find_encoding(encoding).most_bytes(manifest.elements_of(part))
+            for part, encoding in self.parts(manifest).items()
+        )
+
     def exact_parts(self, manifest: Manifest) -> dict[str, str]:
         """Return the same for a device that does not know the update's encoding. With [secure] it
         is asked for a masked update as all are, and gives its task back: the coordinator must not
@@ -284,7 +292,8 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
         Raises PrivacyError where devices are to add noise that cannot be."""
         if self.secure is None or not self.algorithm.computes:
             return fixed_point(self)
-        return SumWords(manifest.elements_of(SUMS), min(self.round.cohort, MOST_REPORTS))
+        reports = min(self.round.cohort, MOST_REPORTS)
+        return SumWords(manifest.elements_of(SUMS), reports, self.privacy is not None)
 
     def masked_words(self, manifest: Manifest) -> int:
         """Return how many words a device of a plan with [secure] masks. ``manifest``: of its

@@ -94,7 +94,7 @@ def check_plan(plan: Plan, service: ServiceSettings, run: str = "") -> Checks:
         yield CheckView("plan", BAD, error.text, "change the plan or the service file")
     if plan.privacy is not None:
         yield check_privacy(plan)
-    elements = words = 0
+    elements = words = update = 0
     try:
         manifests = {name: open_bundle(path).manifest for name, path in plan.members.items()}
         for manifest in manifests.values():
@@ -102,6 +102,7 @@ def check_plan(plan: Plan, service: ServiceSettings, run: str = "") -> Checks:
             plan.hyper(manifest)
         plan.check_family(manifests)
         elements = sum(manifest.size for manifest in manifests.values())
+        update = max(plan.update_bytes(manifest) for manifest in manifests.values())
         if plan.secure is not None:
             words = sum(map(plan.masked_words, manifests.values()))  # of one bundle
         for name, path in plan.members.items():
@@ -127,7 +128,7 @@ def check_plan(plan: Plan, service: ServiceSettings, run: str = "") -> Checks:
         return
     if storage.has_folder:
         yield from check_folder("data", plan.data_dir, private=plan.privacy is not None)
-        yield check_disk(plan, service, 4 * elements)
+        yield check_disk(plan, service, 4 * elements, update)
     else:
         yield CheckView("data", GOOD, f"{storage.where} is a store, and no folder here")
     try:
@@ -198,15 +199,15 @@ def check_folder(what: str, folder: Path, *, private: bool = False) -> Checks:
         yield CheckView(what, GOOD, f"{folder}: this user may read and write there")
 
 
-def check_disk(plan: Plan, service: ServiceSettings, size: int) -> CheckView:
+def check_disk(plan: Plan, service: ServiceSettings, size: int, update: int) -> CheckView:
     """Check that the disk has room for the models that are kept and a round's updates. ``size``:
-    bytes of the model."""
+    bytes of the model. ``update``: of a device's update."""
     place = plan.data_dir
     while not place.exists() and place != place.parent:
         place = place.parent
     free = shutil.disk_usage(place).free
     models = 2 * size * (plan.models.last + 2 + (plan.models.best or 0))  # with optimizers' state
-    updates = size * most_spool_files(service.uploads, plan.updates_kept)
+    updates = update * most_spool_files(service.uploads, plan.updates_kept)
     needed = models + updates
     found = f"{_gib(free)} free; the models and a round's updates take up to {_gib(needed)}"
     if free < needed:

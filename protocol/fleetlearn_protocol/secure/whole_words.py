@@ -39,15 +39,13 @@ def sums_to_words(sums: Sums) -> Words:
     return words.reshape(*sums.shape[:-1], WORDS * sums.shape[-1])
 
 
-def words_to_sums(words: Words, updates: int, reports: int) -> Sums:
+def words_to_sums(words: Words, updates: int, largest: int) -> Sums:
     """Return the total of ``updates`` devices' sums, int64, shape (S,), from the sum of their words
-    modulo 2^32, uint32, (3 S,). ``reports``: as for ``largest_sum``.
+    modulo 2^32, uint32, (3 S,). ``largest``: how far from 0 a sum of a device may be.
 
     Raises ValueError where the words can be no such sum: most wrong masks end here, and a device
     whose sums were beyond what they may be may end here.
     """
-    if updates > reports:
-        raise ValueError(f"the sums of {updates} devices were given; a round has {reports}")
     parts = words.reshape(-1, WORDS).astype(np.uint64)
     low = int(parts[:, :2].max(initial=0))
     if low > updates * _PART:
@@ -58,7 +56,7 @@ def words_to_sums(words: Words, updates: int, reports: int) -> Sums:
     bits: NDArray[np.uint64] = parts[:, 0] + (parts[:, 1] << np.uint64(PART_BITS))
     bits += parts[:, 2] << np.uint64(2 * PART_BITS)  # modulo 2^64
     total: Sums = bits.view(np.int64)
-    most = updates * largest_sum(reports)
+    most = updates * largest
     if total.size and not -most <= int(total.min()) <= int(total.max()) <= most:
         worst = max(int(total.max()), -int(total.min()))
         raise ValueError(

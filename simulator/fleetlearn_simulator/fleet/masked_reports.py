@@ -19,7 +19,7 @@ from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import SUMS, UPDATE
 from fleetlearn_protocol.secure.fixed_point import Words
-from fleetlearn_protocol.secure.whole_words import largest_sum, sums_to_words
+from fleetlearn_protocol.secure.whole_words import sums_to_words
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet.fixed_point_updates import weighted_rows
@@ -55,7 +55,7 @@ class MaskedReports:
         (n,)."""
         if not isinstance(self._numbers, SumWords):
             return np.zeros(len(found), np.bool_)
-        sums, most = found.vectors[SUMS], largest_sum(self._numbers.reports)
+        sums, most = found.vectors[SUMS], self._numbers.largest
         beyond: NDArray[np.bool_] = np.any((sums > most) | (sums < -most), axis=1)
         return beyond
 

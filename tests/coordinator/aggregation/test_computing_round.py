@@ -155,6 +155,15 @@ def test_a_device_can_spoil_a_masked_total_and_impossible_ones_are_said(tmp_path
         round_.commit(1, round_.summary({}), masks=masks)
 
 
+def test_more_devices_than_a_round_has_make_no_total(tmp_path: Path) -> None:
+    round_, sums = begun(tmp_path, MASKED)
+    columns, masks = masked_sums(np.concatenate([sums] * 3))
+    round_.accept(columns)
+    round_.add(columns)
+    with pytest.raises(UnmaskError, match="9 devices are added; a round has"):
+        round_.commit(1, round_.summary({}), masks=masks)
+
+
 def test_a_report_of_another_length_adds_nothing(tmp_path: Path) -> None:
     round_, sums = begun(tmp_path, MASKED)
     columns, _ = masked_sums(sums[:, :-1])

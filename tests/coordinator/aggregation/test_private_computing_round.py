@@ -13,6 +13,7 @@ import pytest
 from computing import masked_sums, reports_of_sums
 from fleetlearn_coordinator.aggregation import exact_sums, open_round
 from fleetlearn_coordinator.aggregation.model_state import ModelState, make_state
+from fleetlearn_coordinator.aggregation.modular_sum import UnmaskError
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.privacy import mechanisms
 from fleetlearn_coordinator.aggregation.privacy.release import begin
@@ -154,6 +155,25 @@ def test_masked_sums_have_the_noise_of_plain_ones(rules_and_first: Any, tmp_path
     rows = int(state_layout(ASKED).unpack(made.state.model)["rows"])
     assert rows == rows_of(rules, first, 7, sums)
     assert made.summary["privacy"]["release"] == 1
+
+
+def test_a_masked_total_that_clipped_sums_cannot_have_is_refused(tmp_path: Path) -> None:
+    """Nobody sees that a device did not clip, but the total shows it where it is far beyond."""
+    secure = f"minimum = 2\n{SECURE.replace('clip = 0.5', '')}"
+    bundle = statistics_bundle(tmp_path, ASKED)
+    rules = Plan.parse(PLAN + secure + PRIVACY, tmp_path).round_rules(bundle.manifest)
+    sums = np.zeros((2, bundle.manifest.elements_of("sums")), np.int64)
+    for value, fits in ((LENGTH, True), (2 * LENGTH + 1, False)):
+        sums[0, 0] = value
+        columns, masks = masked_sums(sums)
+        round_ = begun(rules, bundle.parameters(), 7)
+        round_.accept(columns)
+        round_.add(columns)
+        if fits:
+            round_.commit(1, round_.summary({}), masks=masks)
+        else:
+            with pytest.raises(UnmaskError, match="a device added up what it may not"):
+                round_.commit(1, round_.summary({}), masks=masks)
 
 
 def test_a_round_that_would_add_unclipped_sums_cannot_be_made(rules_and_first: Any) -> None:

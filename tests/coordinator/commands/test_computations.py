@@ -62,9 +62,9 @@ def test_before_the_first_round_nothing_is_known(plan: Path) -> None:
 def test_the_bundle_s_size_is_said_as_it_is(plan: Path) -> None:
     manifest = open_bundle(plan.parent / "patients.bundle").manifest
     said = typed("make-bundle", str(EXAMPLES / "questions.toml"), "--output", "again.bundle")
-    assert f"fetches {4 * manifest.size} bytes and sends {8 * manifest.elements_of('sums')}" in (
-        " ".join(said.split())
-    )
+    sums = manifest.elements_of("sums")
+    up = f"sends {8 * sums} (with [secure]: {12 * sums})"
+    assert f"fetches {4 * manifest.size} bytes and {up}" in " ".join(said.split())
 
 
 def test_a_run_without_a_model_exports_none(plan: Path) -> None:

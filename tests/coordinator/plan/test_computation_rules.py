@@ -154,6 +154,14 @@ def test_the_rules_of_a_round_of_masked_sums(computes: Manifest) -> None:
     assert "the difference of the two tells of that device" in remark
 
 
+def test_a_plan_says_how_many_bytes_a_device_sends(computes: Manifest) -> None:
+    sums = computes.elements_of("sums")
+    assert parse(PLAN).update_bytes(computes) == 8 * sums
+    assert parse(PLAN + MASKED).update_bytes(computes) == 12 * sums
+    assert parse(SMALL).update_bytes(TRAINS) == 4 * TRAINS.size
+    assert parse(f"{SMALL}minimum = 2\n{SECURE}").update_bytes(TRAINS) == 4 * (TRAINS.size + 1)
+
+
 def test_masked_sums_are_of_rounds_that_words_of_16_bits_can_hold(computes: Manifest) -> None:
     """The cohort may be larger: no more than the goal are added up."""
     plan = parse(PLAN.replace("goal = 4", "goal = 65537") + MASKED)
