@@ -19,7 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words and words[0] in FORMERLY:
         words[0] = FORMERLY[words[0]]
     used = next((word for word in words if word in COMMANDS), None)
-    options = _parser(used).parse_args(words)
+    parser, its_parser = _parsers(used)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:  # said with what the command takes, and not with the names of all commands
+        its_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     # Imported late: --help and a wrong option need none of it.
     from fleetlearn_device.settings.sources import SettingError
     from fleetlearn_device.storage.errors import StateError
@@ -37,11 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(1, str(error))
 
 
-def _parser(used: str | None) -> argparse.ArgumentParser:
+def _parsers(used: str | None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """Return the parser of the whole, and that of the command that is used, if any."""
     parser = argparse.ArgumentParser(
         prog="fleetlearn-device", description="Train models where the data is.", allow_abbrev=False
     )
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and end")
+    of_used = parser
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         its_parser = commands.add_parser(
@@ -52,7 +57,8 @@ def _parser(used: str | None) -> argparse.ArgumentParser:
         )
         if name == used:
             import_module(f"{PACKAGE}.{command.module}").add_arguments(its_parser)
-    return parser
+            of_used = its_parser
+    return parser, of_used
 
 
 class _ShowVersion(argparse.Action):

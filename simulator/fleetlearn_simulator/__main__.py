@@ -286,6 +286,7 @@ def _progress(console: Console) -> Progress:
         TextColumn("{task.description}", markup=False),
         console=console,
         transient=True,
+        disable=not console.is_terminal,  # in a file it would be blank lines
     )
 
 
@@ -389,7 +390,12 @@ def _side_by_side(runs: list[Scenario], folder: Path, options: Options, processe
         ProcessPoolExecutor(
             processes, context, initializer=begin_worker, initargs=(their_end,)
         ) as pool,
-        Progress(*Progress.get_default_columns(), console=console, transient=True) as shown,
+        Progress(
+            *Progress.get_default_columns(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        ) as shown,
     ):
         bar = shown.add_task(f"{len(runs)} runs", total=len(runs))
         waiting = {pool.submit(summary_alone, run, folder / run.name, options): run for run in runs}

@@ -160,7 +160,11 @@ def test_help_shows_the_options_and_the_exit_statuses() -> None:
         ),
         (
             ("run", "--coord", NOWHERE, "--data", "d", "--state", "s"),
-            "unrecognized arguments: --coord",
+            "fleetlearn-device run: error: unrecognized arguments: --coord",
+        ),
+        (
+            ("check", "--data", "mine.npz", "--bundle", "a.bundle"),
+            "usage: fleetlearn-device check [-h] DATA BUNDLE\n",
         ),
     ],
 )

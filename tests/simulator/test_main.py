@@ -41,6 +41,7 @@ def test_the_summary_says_whose_examples_each_number_is_of(softmax: Path, tmp_pa
         app, ["run", str(path), "--workers", "1", "--backend", "bundle"], env=wide
     )
     assert done.exit_code == 0, done.stderr
+    assert "" not in done.stderr.splitlines(), "where the output is a file"
     said = " ".join(done.stderr.split())
     assert re.search(
         r"metrics .*accuracy [\d.e-]+, on the training examples of the last round's devices", said
@@ -53,6 +54,7 @@ def test_the_summary_says_whose_examples_each_number_is_of(softmax: Path, tmp_pa
         ["run", str(path), "--output", folder, "--workers", "2", "--backend", "bundle"],
         env=wide,
     )
+    assert "" not in swept.stderr.splitlines()
     assert re.search(
         r"seed-1: 1 rounds, .*accuracy [\d.e-]+, on the test data, of the last model", swept.stderr
     )

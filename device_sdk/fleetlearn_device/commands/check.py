@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 
 from fleetlearn_device.commands.exits import fail
 
@@ -36,6 +37,13 @@ def run(options: argparse.Namespace) -> int:
     try:
         manifest = read_bundle(options.bundle)
     except FleetError as error:
+        with suppress(FleetError):
+            read_bundle(options.data)
+            return fail(
+                MISFIT,
+                f"{options.data} is a bundle, and {options.bundle} is none: the data come first, "
+                "as in `fleetlearn-device check DATA BUNDLE`",
+            )
         return fail(1, error.text)
     findings = list(check_data(options.data, manifest))
     for finding in findings:

@@ -78,7 +78,8 @@ def peers(
 def _one(run: Scenario, folder: Path, options: Options) -> Outcome:
     """Do one run, and show its progress."""
     console = Console(stderr=True, markup=False)
-    with interruptible(), Progress(console=console, transient=True) as shown:
+    hidden = not console.is_terminal  # in a file it would be blank lines
+    with interruptible(), Progress(console=console, transient=True, disable=hidden) as shown:
         bar = shown.add_task(f"{run.name}: starting", total=run.plan.stop.rounds)
         outcome = simulate_peers(
             run,

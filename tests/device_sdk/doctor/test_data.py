@@ -107,3 +107,11 @@ def test_doctor_takes_the_bundle_that_was_used_last(
     assert found.state == "good"
     (tmp_path / "s" / "bundles" / ("ab" * 32) / "manifest.json").write_text("{")
     assert cached_manifest(tmp_path / "s") is None
+
+
+def test_a_bundle_in_the_place_of_the_data_is_said(
+    data: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(bundle), str(data)]) == 2
+    told = capsys.readouterr().err
+    assert f"{bundle} is a bundle, and {data} is none: the data come first" in told

@@ -119,8 +119,10 @@ def _glance(
     meta, newest = ledger.metadata(), ledger.newest_model()
     live, finished = _json(meta, "live", {}), meta.get("finished")
     running = is_running(storage, meta)
+    # The coordinator's last look may be of a round before the one that its database has by now.
+    current = running and live.get("round", ledger.last_round()) >= ledger.last_round()
     number, accepted, leases, dropped = ledger.open_round(), 0, 0, dict[str, int]()
-    if running:
+    if current:
         accepted, leases = live["accepted"], live["leases"]
         dropped = live.get("dropped", {})
     elif number is not None:
@@ -149,16 +151,16 @@ def _glance(
         "version": 0 if newest is None else newest.version,
         "last_model": None if newest is None else newest.at,
         "finished": finished,
-        "phase": live.get("phase") if running else None,
+        "phase": live.get("phase") if current else None,
         "round": ledger.last_round(),
         "opened": None if number is None else ledger.opened(number),
-        "deadline": live.get("deadline") if running else None,
+        "deadline": live.get("deadline") if current else None,
         "goal": _json(meta, "plan", {}).get("round", {}).get("goal", live.get("goal")),
         "accepted": accepted,
         "leases": leases,
         "dropped": dropped,
         "connected": live["connected"] if running else 0,
-        "waits_for": live.get("waits_for", "") if running else "",
+        "waits_for": live.get("waits_for", "") if current else "",
         "metrics": measured[-1] if measured else {},
         "privacy": read_privacy(meta),
     }

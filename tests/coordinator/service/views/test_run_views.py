@@ -89,6 +89,23 @@ def test_when_a_running_coordinator_will_be_through(
     assert run_view(RunPlace("r", tmp_path)).eta is None
 
 
+def test_what_a_coordinator_said_of_an_older_round_is_not_shown(
+    ledger: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks at itself once in a while; its database has the next round by then."""
+    live = {"pid": 1, "time": 370.0, "accepted": 2, "leases": 3, "connected": 4, "deadline": 390.0}
+    live |= {"round": 5, "phase": "open", "waits_for": "round 5 waits for a"}
+    ledger.write([Metadata("live", msgspec.json.encode(live).decode())])
+    monkeypatch.setattr("time.time", lambda: 370.0)
+    found = run_view(RunPlace("r", tmp_path))
+    assert (found.round, found.waits_for, found.accepted) == (5, "round 5 waits for a", 2)
+    ledger.write([RoundOpened(6, 369.0)])
+    found = run_view(RunPlace("r", tmp_path))
+    assert (found.round, found.waits_for, found.phase) == (6, "", None)
+    assert (found.accepted, found.leases, found.deadline) == (0, 0, None)
+    assert (found.running, found.connected) == (True, 4)
+
+
 def test_a_computation_ends_when_it_is_done_so_that_no_end_is_foretold(
     ledger: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +150,7 @@ def test_a_run_whose_coordinator_runs(make_plan: PlanMaker) -> None:
             peers = [await join("a"), await join("b")]
             for peer in peers:
                 await peer.task()
-            while (found := run_view(place_of(plan))).leases < 2:
+            while (found := run_view(place_of(plan))).leases < 2 or found.phase is None:
                 await asyncio.sleep(0.01)
             assert found.address == coordinator.host.address
             return found
