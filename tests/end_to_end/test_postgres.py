@@ -23,6 +23,7 @@ from fleetlearn_coordinator.storage.find_storage import find_storage
 from fleetlearn_coordinator.storage.ledger import ROUNDS_KEPT
 from fleetlearn_coordinator.storage.postgres_database import PostgresDatabase
 from fleetlearn_coordinator.storage.postgres_storage import PostgresStorage
+from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from peers import BUFFERED, plan_text, write_test_bundle
 from postgres_server import PASSWORD, USER, PostgresServer, postgres_server
 from processes import Processes, free_port, wait_for
@@ -124,7 +125,7 @@ def test_commands_find_the_run_by_its_plan(run: Processes, database: str) -> Non
     assert status["version"] >= 2
     run.command("evaluate", plan)
     run.command("export-model", plan, "--output", folder / "model.safetensors")
-    assert "pg_dump" in run.command("backup", plan, folder / "copy", expected=1).stderr
+    run.command("backup", plan, folder.parent / "copy")
     second = serve(run, "second", plan, service)
     assert second.wait(60) == 1
     assert run.log("second").endswith(
@@ -135,9 +136,40 @@ def test_commands_find_the_run_by_its_plan(run: Processes, database: str) -> Non
     assert run.wait("coordinator") == 0, run.log("coordinator")
     assert not json.loads(run.command("status", plan, "--json", expected=3).stdout)["running"]
     check_updates(folder / "run", plan, devices.acknowledged)
+    run.command("backup", "--verify", folder.parent / "copy")
+    run.command("restore", folder.parent / "copy", folder.parent / "restored")
+    version, restored = read_model(folder.parent / "restored" / "run")
+    assert restored.tobytes() == read_model(folder / "run", version)[1].tobytes()
+    assert (folder.parent / "restored" / "run" / DATABASE).exists()
     assert {path.name for path in (folder / "run").iterdir()} == {
         "models", "sums", "uploads", "stores.toml", "lock-1",
     }  # fmt: skip
+
+
+def test_runs_of_one_service_keep_their_ledgers_in_one_database(
+    run: Processes, database: str
+) -> None:
+    """Served, stopped and served again by one process."""
+    folder = run.folder
+    service, port = folder / "service.toml", free_port()
+    service.write_text(f'port = {port}\nledger = "{database}"\nruns = "runs"\n')
+    command = (sys.executable, "-m", "fleetlearn_coordinator", "serve", service)
+    coordinator = run.start("coordinator", *command)
+    names = ("one", "other")
+    for name in names:
+        (folder / name).mkdir()
+        plan, _, _ = buffered_run(folder / name, database)
+        run.command("run", "add", service, name, plan)
+    wait_for(lambda: run.log("coordinator").count("is served") == 2, "both runs to be served")
+    assert "in use" not in run.command("doctor", service).stdout
+    coordinator.terminate()
+    assert coordinator.wait(60) == 0, run.log("coordinator")
+    again = run.start("again", *command)
+    wait_for(lambda: run.log("again").count("is served") == 2, "both runs to be served again")
+    again.terminate()
+    assert again.wait(60) == 0, run.log("again")
+    schemas = {storage_of(folder / name / "run").run.schema for name in names}
+    assert schemas == {"fleetlearn_one", "fleetlearn_other"}
 
 
 def test_errors_at_the_start_are_one_line(

@@ -1,11 +1,11 @@
-"""A copy of a run's data directory that is whole, also while its coordinator writes.
+"""A copy of a run that is whole, also while its coordinator writes: a data directory.
 
-The ledger is copied as of one moment, by SQLite's online backup. The bytes that its rows name are
-copied after that, and may be gone by then: a spool file has another update, the sum was saved
-twice, a model was dropped. Checksums in the rows tell. The copy then begins again with a newer
-ledger, and takes only what it does not have yet, so that each attempt is shorter than the one
-before. If a fleet is faster than that for ATTEMPTS times, the copy gives up its open round, as an
-operator may do with a damaged one: a start goes on from the newest model.
+The ledger is copied as of one moment into SQLite, by what ``LedgerMoments`` returns. The bytes
+that its rows name are copied after that, and may be gone by then: a spool file has another update,
+the sum was saved twice, a model was dropped. Checksums in the rows tell. The copy then begins again
+with a newer ledger, and takes only what it does not have yet, so that each attempt is shorter than
+the one before. If a fleet is faster than that for ATTEMPTS times, the copy gives up its open round,
+as an operator may do with a damaged one: a start goes on from the newest model.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 from fleetlearn_protocol.errors import Code
@@ -36,18 +36,27 @@ from fleetlearn_coordinator.storage.file_blobs import (
     model_versions,
     spool_path,
 )
-from fleetlearn_coordinator.storage.file_held_out import HELD_OUT
-from fleetlearn_coordinator.storage.file_requests import EVALUATION, ROLL_BACK
 from fleetlearn_coordinator.storage.ledger import PRIVACY, PRIVACY_COPIED
-from fleetlearn_coordinator.storage.lock import LOCK, is_locked
 from fleetlearn_coordinator.storage.run_storage import CopiedRun
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from fleetlearn_coordinator.storage.stored_json import read_json
-from fleetlearn_coordinator.storage.wal_check import check_wal
 
 ATTEMPTS = 20
 HELD_OPEN = 8
 """Models, the newest ones, that cannot vanish while they are copied."""
+
+
+class LedgerMoment(NamedTuple):
+    """A ledger as it was when this was made."""
+
+    newest: int | None
+    """Version of the newest model."""
+    copy_to: Callable[[Path], None]
+    """Writes the ledger into a new database of SQLite, one file."""
+
+
+LedgerMoments: TypeAlias = Callable[[], AbstractContextManager[LedgerMoment]]
+"""Opens a run's ledger as it is now. Raises StoreError (there is none yet, damaged)."""
 
 
 class _Update(NamedTuple):
@@ -73,33 +82,24 @@ class _Rows(NamedTuple):
     """How many releases a private run has made. None: the run is not private."""
 
 
-def copy_run(folder: Path, target: Path) -> CopiedRun:
-    """Write a copy of a data directory into another folder, which is made.
+def copy_run(
+    folder: Path, target: Path, moments: LedgerMoments, is_locked: Callable[[], bool]
+) -> CopiedRun:
+    """Write a copy of a run, whose bytes are in ``folder``, into another folder, which is made.
 
-    Raises StoreError where there is no run, its ledger or newest model is damaged, or no
-    coordinator runs and bytes that its rows name are missing or damaged; OSError.
+    ``is_locked``: whether a coordinator may be changing the bytes. Raises StoreError where there is
+    no run, its ledger or newest model is damaged, or no coordinator runs and bytes that its rows
+    name are missing or damaged; OSError.
     """
-    if not (folder / DATABASE).is_file():
-        lost = model_versions(folder)
-        text = f"{folder} is not a coordinator's data directory: it has no {DATABASE}"
-        raise StoreError(Code.WRONG_HASH if lost else Code.UNKNOWN_CONTENT, text)
-    check_wal(folder / DATABASE)
     target.mkdir(parents=True, exist_ok=True)
-    # Before the ledger: what was carried out by its moment is in it, and asked for no more.
-    for request in (EVALUATION, ROLL_BACK):
-        with suppress(FileNotFoundError):
-            shutil.copyfile(folder / request, target / request)
-    for result in (folder / HELD_OUT).glob("v*.json"):
-        (target / HELD_OUT).mkdir(exist_ok=True)
-        shutil.copyfile(result, target / HELD_OUT / result.name)
-    copy = _Copy(folder, target)
+    copy = _Copy(folder, target, moments)
     for _ in range(ATTEMPTS):
         with ExitStack() as opened:
             rows = copy.take_ledger(opened)
             lacking = [*copy.take_models(rows), *copy.take_open_round(rows)]
         if not lacking:
             return copy.finish(rows, given_up=False)
-        if not is_locked(folder / LOCK):
+        if not is_locked():
             text = (
                 f"{lacking[0]} is missing or damaged, and no coordinator is changing it: the run "
                 "cannot be copied whole. Repair it first: start the coordinator, whose error says "
@@ -112,8 +112,8 @@ def copy_run(folder: Path, target: Path) -> CopiedRun:
 class _Copy:
     """What was copied so far."""
 
-    def __init__(self, folder: Path, target: Path) -> None:
-        self.folder, self.target = folder, target
+    def __init__(self, folder: Path, target: Path, moments: LedgerMoments) -> None:
+        self.folder, self.target, self._moments = folder, target, moments
         self._spool_files: dict[int, _Update] = {}
         self._sum: tuple[int, tuple[int, int]] | None = None
         self._models: set[int] = set()
@@ -127,9 +127,8 @@ class _Copy:
         removed."""
         path = self.target / DATABASE
         path.unlink(missing_ok=True)
-        with closing(connect(self.folder / DATABASE, timeout=10.0, read_only=True)) as source:
-            source.execute("BEGIN")
-            newest = source.execute("SELECT MAX(version) FROM models").fetchone()[0]  # the moment
+        with self._moments() as moment:
+            newest = moment.newest
             self._open.clear()
             self._kept = [
                 version
@@ -140,11 +139,8 @@ class _Copy:
                 with suppress(FileNotFoundError):
                     file = model_path(self.folder, version).open("rb")
                     self._open[version] = opened.enter_context(file)
-            source.copy_to(path)
+            moment.copy_to(path)
         with closing(connect(path)) as db:
-            if not db.execute("PRAGMA user_version").fetchone()[0]:
-                text = f"{self.folder} is still being made by a coordinator that starts; try again"
-                raise StoreError(Code.BUSY, text)
             meta: dict[str, Any] = dict(db.execute("SELECT key, value FROM meta").fetchall())
             reports = db.execute(
                 "SELECT task, slot, report FROM tasks WHERE state='accepted' AND slot IS NOT NULL"

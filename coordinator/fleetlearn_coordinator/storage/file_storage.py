@@ -4,14 +4,19 @@ a lock."""
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleetlearn_protocol.errors import Code
+
 from fleetlearn_coordinator.storage.blobs import StoredModels
-from fleetlearn_coordinator.storage.file_held_out import FileHeldOutResults
-from fleetlearn_coordinator.storage.file_requests import FileRequests
+from fleetlearn_coordinator.storage.database import connect
+from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.file_held_out import HELD_OUT, FileHeldOutResults
+from fleetlearn_coordinator.storage.file_requests import EVALUATION, ROLL_BACK, FileRequests
 from fleetlearn_coordinator.storage.held_out import HeldOutResults
 from fleetlearn_coordinator.storage.lock import LOCK, is_locked, lock
 from fleetlearn_coordinator.storage.requests import Requests
@@ -19,9 +24,11 @@ from fleetlearn_coordinator.storage.run_storage import CopiedRun
 from fleetlearn_coordinator.storage.sql_reader import SqlReader
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
 from fleetlearn_coordinator.storage.sqlite_reader import read_ledger
+from fleetlearn_coordinator.storage.wal_check import check_wal
 
 if TYPE_CHECKING:
     from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+    from fleetlearn_coordinator.storage.file_copy import LedgerMoment
 
 
 class FileStorage:
@@ -74,6 +81,34 @@ class FileStorage:
         return read_ledger(self.folder)
 
     def copy_to(self, folder: Path) -> CopiedRun:
+        from fleetlearn_coordinator.storage.file_blobs import model_versions
         from fleetlearn_coordinator.storage.file_copy import copy_run
 
-        return copy_run(self.folder, folder)
+        path = self.folder / DATABASE
+        if not path.is_file():
+            lost = model_versions(self.folder)
+            text = f"{self.folder} is not a coordinator's data directory: it has no {DATABASE}"
+            raise StoreError(Code.WRONG_HASH if lost else Code.UNKNOWN_CONTENT, text)
+        check_wal(path)
+        # Before the ledger: what was carried out by its moment is in it, and asked for no more.
+        folder.mkdir(parents=True, exist_ok=True)
+        for request in (EVALUATION, ROLL_BACK):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(self.folder / request, folder / request)
+        for result in (self.folder / HELD_OUT).glob("v*.json"):
+            (folder / HELD_OUT).mkdir(exist_ok=True)
+            shutil.copyfile(result, folder / HELD_OUT / result.name)
+        return copy_run(self.folder, folder, self._moment, self.is_locked)
+
+    @contextmanager
+    def _moment(self) -> Iterator[LedgerMoment]:
+        from fleetlearn_coordinator.storage.file_copy import LedgerMoment
+
+        path = self.folder / DATABASE
+        with closing(connect(path, timeout=10.0, read_only=True)) as db:
+            db.execute("BEGIN")
+            if not db.execute("PRAGMA user_version").fetchone()[0]:
+                text = f"{self.folder} is still being made by a coordinator that starts; try again"
+                raise StoreError(Code.BUSY, text)
+            newest = db.execute("SELECT MAX(version) FROM models").fetchone()[0]
+            yield LedgerMoment(newest, db.copy_to)

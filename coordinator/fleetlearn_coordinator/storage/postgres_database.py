@@ -30,6 +30,8 @@ from fleetlearn_coordinator.storage.errors import (
 if TYPE_CHECKING:
     import psycopg
 
+ROWS_AT_A_TIME = 1000
+"""Rows that are fetched together where they may be many."""
 SCHEME = "postgresql"
 SCHEMA_PREFIX = "fleetlearn_"
 MOST_BYTES = 63
@@ -164,6 +166,11 @@ class PostgresDatabase:
         with _named(self.run):
             cursor = self._connection.execute(_statement(statement), _values(values))
         return PostgresRows(self.run, cursor)
+
+    def stream(self, statement: str) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows that a statement finds, as the server sends them: they may be many."""
+        with _named(self.run), self._connection.cursor() as cursor:
+            yield from cursor.stream(_statement(statement), size=ROWS_AT_A_TIME)
 
     def executemany(self, statement: str, values: Iterable[Any], /) -> None:
         for each in values:

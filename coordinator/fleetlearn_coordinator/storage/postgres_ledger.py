@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 from fleetlearn_protocol.errors import Code
 
+from fleetlearn_coordinator.storage.database import connect
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.ledger import Row
 from fleetlearn_coordinator.storage.postgres_database import (
@@ -16,6 +18,7 @@ from fleetlearn_coordinator.storage.postgres_database import (
 from fleetlearn_coordinator.storage.postgres_lock import PostgresLock, lost_text
 from fleetlearn_coordinator.storage.sql_ledger import SqlLedger
 from fleetlearn_coordinator.storage.sql_tables import MIGRATIONS, SCHEMA_VERSION, STATEMENTS
+from fleetlearn_coordinator.storage.sqlite_ledger import SqliteLedger
 
 FIRST_VERSION = 9
 """The first version of the tables that PostgreSQL had: no run there needs earlier migrations."""
@@ -89,3 +92,21 @@ class PostgresLedger(SqlLedger):
             if owner.fetchone()[0] != self._lock.epoch:
                 why = "another coordinator took it over"
                 raise StoreUnavailableError(Code.BUSY, lost_text(self._lock.run, why))
+
+
+def copy_to_sqlite(db: PostgresDatabase, path: Path) -> None:
+    """Write the rows that ``db`` reads into a new database of SQLite."""
+    with closing(SqliteLedger(path)) as ledger:
+        ledger.create({})
+    with closing(connect(path)) as target, target.transaction():
+        for (table,) in target.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table'"
+        ).fetchall():
+            names = [row[1] for row in target.execute(f"PRAGMA table_info({table})").fetchall()]
+            rows = db.stream(f"SELECT {', '.join(names)} FROM {table}")
+            if table == "meta":
+                rows = ((key, db.from_column(value)) for key, value in rows)
+            places = ", ".join("?" * len(names))
+            target.executemany(f"INSERT INTO {table} VALUES({places})", rows)
+    with closing(connect(path)) as target:
+        target.execute("PRAGMA journal_mode=DELETE")  # one file

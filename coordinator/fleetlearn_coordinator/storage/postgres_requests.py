@@ -49,14 +49,7 @@ class PostgresRequests:
         lock = self._lock()
         if lock is not None:
             return lock.requests
-        db = PostgresDatabase(self._run, application=APPLICATION)
-        try:
-            if not has_schema(db):
-                return None, None
-            evaluation, roll_back = db.execute("SELECT evaluation, roll_back FROM owner").fetchone()
-            return evaluation, roll_back
-        finally:
-            db.close()
+        return read_requests(self._run)
 
     def _put(self, column: str, value: str | None) -> None:
         lock = self._lock()
@@ -71,6 +64,18 @@ class PostgresRequests:
         finally:
             if lock is None:
                 db.close()
+
+
+def read_requests(run: PostgresRun) -> tuple[str | None, str | None]:
+    """Return the requests for an evaluation and for a roll back, as texts."""
+    db = PostgresDatabase(run, application=APPLICATION)
+    try:
+        if not has_schema(db):
+            return None, None
+        evaluation, roll_back = db.execute("SELECT evaluation, roll_back FROM owner").fetchone()
+        return evaluation, roll_back
+    finally:
+        db.close()
 
 
 class PostgresHeldOutResults:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,16 +15,19 @@ from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.storage.blobs import StoredModels
 from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.file_held_out import FileHeldOutResults
+from fleetlearn_coordinator.storage.file_requests import EVALUATION, ROLL_BACK
 from fleetlearn_coordinator.storage.held_out import HeldOutResults
 from fleetlearn_coordinator.storage.lock import LOCK
 from fleetlearn_coordinator.storage.lock import is_locked as is_file_locked
 from fleetlearn_coordinator.storage.lock import lock as lock_file
 from fleetlearn_coordinator.storage.postgres_database import PostgresDatabase, find_run
-from fleetlearn_coordinator.storage.postgres_ledger import PostgresLedger
+from fleetlearn_coordinator.storage.postgres_ledger import PostgresLedger, copy_to_sqlite
 from fleetlearn_coordinator.storage.postgres_lock import LEASE, PostgresLock, has_schema, is_locked
 from fleetlearn_coordinator.storage.postgres_requests import (
     PostgresHeldOutResults,
     PostgresRequests,
+    read_requests,
 )
 from fleetlearn_coordinator.storage.requests import Requests
 from fleetlearn_coordinator.storage.run_storage import CopiedRun
@@ -31,6 +35,7 @@ from fleetlearn_coordinator.storage.sql_reader import SqlReader
 
 if TYPE_CHECKING:
     from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+    from fleetlearn_coordinator.storage.file_copy import LedgerMoment
 
 LEAST_VERSION = 140000
 """The server's first version that ends sessions which give no sign of life."""
@@ -109,6 +114,12 @@ class PostgresStorage:
 
     @contextmanager
     def read_ledger(self) -> Iterator[SqlReader]:
+        with self._reading() as (db, version):
+            yield SqlReader(db, self.run.where, version)
+
+    @contextmanager
+    def _reading(self) -> Iterator[tuple[PostgresDatabase, int]]:
+        """Yield a connection that reads one moment, and the version of the tables."""
         with closing(PostgresDatabase(self.run, application="fleetlearn reader")) as db:
             db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             version = 0
@@ -117,7 +128,7 @@ class PostgresStorage:
             if not version:
                 text = f"{self.run.where} has no run yet: serve the plan first"
                 raise StoreError(Code.UNKNOWN_CONTENT, text)
-            yield SqlReader(db, self.run.where, version)
+            yield db, version
 
     def check_ledger(self) -> str:
         with closing(PostgresDatabase(self.run, application="fleetlearn reader")) as db:
@@ -136,9 +147,24 @@ class PostgresStorage:
         return f"{found}, schema {self.run.schema}{'' if is_there else ' is not there yet'}"
 
     def copy_to(self, folder: Path) -> CopiedRun:
-        raise StoreError(
-            Code.BAD_MESSAGE,
-            f"{self.where}: the copy of a run in PostgreSQL is made by the database's own tools. "
-            f"Stop the coordinator, then `pg_dump --schema={self.run.schema} ...` and copy the "
-            "folder",
-        )
+        from fleetlearn_coordinator.storage.file_copy import copy_run
+
+        # Before the ledger: what was carried out by its moment is in it, and asked for no more.
+        asked = read_requests(self.run)
+        results = self.held_out.read_all()
+        copied = copy_run(self.folder, folder, self._moment, self.is_locked)
+        for name, text in zip((EVALUATION, ROLL_BACK), asked, strict=True):
+            if text is not None:
+                (folder / name).write_text(text, "ascii")
+        for version, result in results.items():
+            FileHeldOutResults(folder).write(version, result)
+        return copied
+
+    @contextmanager
+    def _moment(self) -> Iterator[LedgerMoment]:
+        from fleetlearn_coordinator.storage.file_copy import LedgerMoment
+
+        with self._reading() as (db, _):
+            newest = db.execute("SELECT MAX(version) FROM models").fetchone()[0]
+            db.set("statement_timeout", "0")  # it is as long as there are rows
+            yield LedgerMoment(newest, partial(copy_to_sqlite, db))

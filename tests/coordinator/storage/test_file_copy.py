@@ -111,18 +111,29 @@ def run(tmp_path: Path) -> Iterator[Run]:
     found.store.close()
 
 
+@pytest.fixture(params=["files", pytest.param("postgres", marks=pytest.mark.slow)])
+def a_run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
+    """A run of each store that is copied by this module, in turn."""
+    folder = tmp_path / "run"
+    if request.param == "postgres":
+        folder = request.getfixturevalue("in_postgres")
+    found = Run(folder)
+    yield found
+    found.store.close()
+
+
 @pytest.mark.parametrize("reports", [1, SPOOL_FILES_HELD, 2 * SPOOL_FILES_HELD + 3])
 def test_an_open_round_is_copied_whole_while_it_is_served(
-    run: Run, tmp_path: Path, reports: int
+    a_run: Run, tmp_path: Path, reports: int
 ) -> None:
-    run.open_round()
+    a_run.open_round()
     for _ in range(reports):
-        run.report()
-    copied = find_storage(run.folder).copy_to(tmp_path / "copy")
+        a_run.report()
+    copied = find_storage(a_run.folder).copy_to(tmp_path / "copy")
     assert copied.round == 1
     assert copied.updates == reports % SPOOL_FILES_HELD
     assert not copied.given_up
-    check_copy(run, copied, tmp_path / "copy", run.total)
+    check_copy(a_run, copied, tmp_path / "copy", a_run.total)
     files = {path.name for path in (tmp_path / "copy").iterdir()}
     assert not {name for name in files if name.endswith(("-wal", "-shm"))}
 
@@ -152,108 +163,108 @@ def next_round(run: Run, reports: int) -> None:
 
 
 def test_spool_files_that_are_used_again_meanwhile(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    a_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run.open_round()
+    a_run.open_round()
     for _ in range(5):
-        run.report()
-    attempts = changing(monkeypatch, 3, lambda: next_round(run, 5))
-    copied = find_storage(run.folder).copy_to(tmp_path / "copy")
+        a_run.report()
+    attempts = changing(monkeypatch, 3, lambda: next_round(a_run, 5))
+    copied = find_storage(a_run.folder).copy_to(tmp_path / "copy")
     assert len(attempts) == 4
-    check_copy(run, copied, tmp_path / "copy", run.total)
+    check_copy(a_run, copied, tmp_path / "copy", a_run.total)
 
 
 def test_a_sum_that_is_saved_twice_meanwhile(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    a_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def save_twice() -> None:
         for _ in range(2 * SPOOL_FILES_HELD):
-            run.report()
+            a_run.report()
 
-    run.open_round()
+    a_run.open_round()
     save_twice()
     attempts = changing(monkeypatch, 1, save_twice)
-    copied = find_storage(run.folder).copy_to(tmp_path / "copy")
+    copied = find_storage(a_run.folder).copy_to(tmp_path / "copy")
     assert len(attempts) == 2
-    check_copy(run, copied, tmp_path / "copy", run.total)
+    check_copy(a_run, copied, tmp_path / "copy", a_run.total)
 
 
 def test_models_that_are_dropped_meanwhile(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    a_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def two_rounds() -> None:
-        next_round(run, 1)
-        next_round(run, 1)
+        next_round(a_run, 1)
+        next_round(a_run, 1)
 
-    run.open_round()
-    run.report()
+    a_run.open_round()
+    a_run.report()
     attempts = changing(monkeypatch, 2, two_rounds)
-    copied = find_storage(run.folder).copy_to(tmp_path / "copy")
+    copied = find_storage(a_run.folder).copy_to(tmp_path / "copy")
     assert len(attempts) == 3  # the open round; the models were open
-    check_copy(run, copied, tmp_path / "copy", run.total)
-    here, there = (find_storage(run.folder).models, find_storage(tmp_path / "copy").models)
+    check_copy(a_run, copied, tmp_path / "copy", a_run.total)
+    here, there = (find_storage(a_run.folder).models, find_storage(tmp_path / "copy").models)
     assert there.model_versions() == here.model_versions() == [3, 4]
 
 
 def test_old_models_that_are_dropped_meanwhile(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    a_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_copy, "HELD_OPEN", 1)
-    run.open_round()
-    next_round(run, 0)
-    run.commit()
-    assert find_storage(run.folder).models.model_versions() == [1, 2]
+    a_run.open_round()
+    next_round(a_run, 0)
+    a_run.commit()
+    assert find_storage(a_run.folder).models.model_versions() == [1, 2]
 
     def drop() -> None:
-        run.store.blobs.drop_models([1])
+        a_run.store.blobs.drop_models([1])
 
     attempts = changing(monkeypatch, 1, drop)
-    assert find_storage(run.folder).copy_to(tmp_path / "copy").version == 2
+    assert find_storage(a_run.folder).copy_to(tmp_path / "copy").version == 2
     assert len(attempts) == 2
     assert find_storage(tmp_path / "copy").models.model_versions() == [2]
 
 
 def test_a_fleet_that_is_always_faster_costs_the_open_round_alone(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    a_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change() -> None:
-        next_round(run, 3)
-        run.report(run.round + 1)
+        next_round(a_run, 3)
+        a_run.report(a_run.round + 1)
 
-    run.open_round()
-    run.report()
-    run.report(run.round + 1)
+    a_run.open_round()
+    a_run.report()
+    a_run.report(a_run.round + 1)
     attempts = changing(monkeypatch, 10**6, change)
-    copied = find_storage(run.folder).copy_to(tmp_path / "copy")
+    copied = find_storage(a_run.folder).copy_to(tmp_path / "copy")
     assert len(attempts) == file_copy.ATTEMPTS
     assert copied.given_up
-    assert (copied.updates, copied.version) == (0, run.version - 1)
+    assert (copied.updates, copied.version) == (0, a_run.version - 1)
     with closing(open_store(tmp_path / "copy", BUNDLE)) as store:
-        assert store.is_given_up(run.round - 1)
+        assert store.is_given_up(a_run.round - 1)
         assert all(row.spool_file is None for row in store.ledger.unfinished(None).reports)
         found = store.load_model()
         assert found is not None
-        assert found[0] == run.version - 1
+        assert found[0] == a_run.version - 1
 
 
-def test_damage_that_no_coordinator_makes_is_named(run: Run, tmp_path: Path) -> None:
-    run.open_round()
-    run.report()
-    run.store.close()
-    (path,) = (run.folder / "uploads").iterdir()
+def test_damage_that_no_coordinator_makes_is_named(a_run: Run, tmp_path: Path) -> None:
+    a_run.open_round()
+    a_run.report()
+    a_run.store.close()
+    (path,) = (a_run.folder / "uploads").iterdir()
     path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(StoreError, match=r"slot-0000 is missing or damaged, and no coordinator"):
-        find_storage(run.folder).copy_to(tmp_path / "copy")
+        find_storage(a_run.folder).copy_to(tmp_path / "copy")
 
 
-def test_a_damaged_model_is_not_copied(run: Run, tmp_path: Path) -> None:
-    path = model_path(run.folder, 0)
+def test_a_damaged_model_is_not_copied(a_run: Run, tmp_path: Path) -> None:
+    path = model_path(a_run.folder, 0)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(StoreError, match=r"v00000000.safetensors is damaged") as caught:
-        find_storage(run.folder).copy_to(tmp_path / "copy")
-    assert str(tmp_path / "run") in caught.value.text, "the original is named, and not the copy"
+        find_storage(a_run.folder).copy_to(tmp_path / "copy")
+    assert str(a_run.folder) in caught.value.text, "the original is named, and not the copy"
 
 
 def test_a_damaged_ledger_is_not_copied(run: Run, tmp_path: Path) -> None:
@@ -266,8 +277,8 @@ def test_a_damaged_ledger_is_not_copied(run: Run, tmp_path: Path) -> None:
         find_storage(run.folder).copy_to(tmp_path / "copy")
 
 
-def test_what_people_ask_and_measured_is_copied(run: Run, tmp_path: Path) -> None:
-    here = find_storage(run.folder)
+def test_what_people_ask_and_measured_is_copied(a_run: Run, tmp_path: Path) -> None:
+    here = find_storage(a_run.folder)
     here.requests.ask_for_evaluation()
     here.requests.ask_for_roll_back(0, "ann")
     here.held_out.write(0, {"examples": 3, "metrics": {}})

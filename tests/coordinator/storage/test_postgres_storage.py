@@ -271,14 +271,6 @@ def test_an_ended_process_leaves_the_lock_at_once(in_postgres: Path) -> None:
         assert taken.is_set()
 
 
-def test_a_copy_is_left_to_the_database(in_postgres: Path, tmp_path: Path) -> None:
-    with (
-        begun(in_postgres) as (storage, _),
-        pytest.raises(StoreError, match=rf"pg_dump --schema={storage.run.schema}"),
-    ):
-        storage.copy_to(tmp_path / "copy")
-
-
 def test_a_run_begins_in_the_database_that_the_service_names(
     tmp_path: Path, postgres: PostgresServer
 ) -> None:
