@@ -187,6 +187,23 @@ def test_spool_files_are_found_again(storage: RunStorage) -> None:
         assert [bytes(part) for part in blobs.read_spool_file(numbers[1], 6)] == [b"update"]
 
 
+def test_checkpoints_are_found_again_until_their_spool_file_is_free(storage: RunStorage) -> None:
+    with storage.lock(), closing(storage.open_blobs(power=True, spool_files=3)) as before:
+        first, second = before.take_spool_file(), before.take_spool_file()
+        for number, content in ((first, b"0"), (second, b"1"), (first, b"2")):
+            before.write_spool_file(number, 0, b"update")
+            before.write_checkpoint(number, content)
+    with storage.lock(), closing(storage.open_blobs(power=False, spool_files=3)) as blobs:
+        assert blobs.checkpoints() == {first: b"2", second: b"1"}
+        blobs.reserve_spool_file(first)
+        blobs.free_spool_file(first)
+        assert blobs.checkpoints() == {second: b"1"}
+        blobs.drop_checkpoint(second)
+        blobs.drop_checkpoint(first)
+    with storage.lock(), closing(storage.open_blobs(power=False, spool_files=3)) as blobs:
+        assert blobs.checkpoints() == {}
+
+
 def test_the_aggregator_s_state_is_kept_in_turns(storage: RunStorage) -> None:
     with storage.lock(), closing(storage.open_blobs(power=False, spool_files=1)) as first:
         assert not first.has_aggregator()
