@@ -3,6 +3,7 @@ neighbour, and how everybody trains.
 
 ::
 
+    run = "summer"                       # this training; the next one has another name
     mode = "steps"                       # or "gossip"
     topology = { kind = "ring" }
     training = { epochs = 1, batch_size = 20, hyper = { lr = 0.1 } }
@@ -81,6 +82,9 @@ class PeerBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The contents of the file."""
 
     peer: tuple[PeerEntry, ...]
+    run: Identifier | None = None
+    """The training's name: state directories of another training are refused. None: nothing tells
+    two trainings apart."""
     mode: Literal["steps", "gossip"] = "steps"
     """``steps``: synchronous; ``gossip``: pairs, and nobody waits."""
     topology: Topology = Topology()
@@ -220,6 +224,7 @@ def compared_settings(book: PeerBook) -> dict[str, str]:
     training = book.training
     hyper = {f"hyper.{name}": repr(float(value)) for name, value in training.hyper.items()}
     return {
+        **({} if book.run is None else {"run": book.run}),
         "mode": book.mode,
         "encoding": book.encoding,
         "epochs": str(training.epochs),

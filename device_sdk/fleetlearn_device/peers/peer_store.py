@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from fleetlearn_protocol.messages import Digest
+from fleetlearn_protocol.messages import Digest, Identifier
 from fleetlearn_protocol.vector import Vector, checksum
 
 from fleetlearn_device.peers.record import PeerRecord
@@ -39,16 +39,21 @@ class StoredRecord(msgspec.Struct):
     record: PeerRecord
     own: int
     """The number of the file own.N."""
+    run: Identifier | None = None
+    """The training's name in the address book."""
 
 
 class PeerStore:
     """The folder peer/. ``size``: elements of the model; ``kept_size``: of what stays beside it.
 
-    Raises StateError, also where the folder is of another bundle.
+    ``run``: the training's name. Raises StateError, also where the folder is of another bundle or
+    training.
     """
 
-    def __init__(self, folder: Path, bundle: str, size: int, kept_size: int) -> None:
-        self.path = folder / FOLDER
+    def __init__(
+        self, folder: Path, bundle: str, size: int, kept_size: int, run: str | None = None
+    ) -> None:
+        self.path, self._run = folder / FOLDER, run
         self._bundle, self._size, self._kept_size = bundle, size, kept_size
         self._own = 0
         self.record = PeerRecord()
@@ -61,6 +66,12 @@ class PeerStore:
                         f"{self.path} is of the bundle {stored.bundle[:12]}, and "
                         f"{bundle[:12]} was given: choose another state directory, or delete "
                         "that folder to begin again"
+                    )
+                if stored.run != run:
+                    raise StateError(
+                        f"{self.path} is of {_named(stored.run)}, and the address book is of "
+                        f"{_named(run)}: choose another state directory, or delete that folder to "
+                        "begin again. With its old step this peer would end the others' training"
                     )
                 self.record, self._own = stored.record, stored.own
             self._clean()
@@ -97,7 +108,7 @@ class PeerStore:
         """Replace the record. Raises StateError."""
         self.record = record
         with os_errors_as_state_errors(self.path):
-            stored = StoredRecord(self._bundle, record, self._own)
+            stored = StoredRecord(self._bundle, record, self._own, self._run)
             write_durably(self.path / RECORD, checked_json(stored))
 
     def _clean(self) -> None:
@@ -130,6 +141,10 @@ class PeerStore:
                 "with a neighbour's newest model"
             )
         return np.frombuffer(body, "<f4")
+
+
+def _named(run: str | None) -> str:
+    return "a training without a name" if run is None else f"the training {run}"
 
 
 def read_record(folder: Path) -> StoredRecord | None:

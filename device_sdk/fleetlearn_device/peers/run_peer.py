@@ -101,6 +101,7 @@ class Peer:
                 bundle.sha256,
                 bundle.manifest.size,
                 self.training.kept_size,
+                self.book.run,
             )
             self.terms = PeerTerms(bundle.sha256, self.graph.digest(), compared_settings(self.book))
             output = self._directory.path / "model.onnx"

@@ -74,3 +74,17 @@ def test_damage_is_found(tmp_path: Path, file: str) -> None:
     path.write_bytes(content)
     with pytest.raises(StateError, match=f"{file} is damaged.*Delete the folder"):
         opened(tmp_path).own()
+
+
+@pytest.mark.parametrize("runs", [("spring", "summer"), (None, "summer"), ("spring", None)])
+def test_the_folder_of_another_training_is_refused(
+    tmp_path: Path, runs: tuple[str | None, str | None]
+) -> None:
+    """With its old step it would end the training of all others."""
+    store = PeerStore(tmp_path, BUNDLE, 4, 2, runs[0])
+    store.commit(PeerRecord(20, 20), MODEL, KEPT)
+    assert PeerStore(tmp_path, BUNDLE, 4, 2, runs[0]).record.step == 20
+    with pytest.raises(StateError, match="would end the others' training") as caught:
+        PeerStore(tmp_path, BUNDLE, 4, 2, runs[1])
+    for run in runs:
+        assert (f"the training {run}" if run else "a training without a name") in str(caught.value)

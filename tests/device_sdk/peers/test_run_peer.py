@@ -14,6 +14,7 @@ from fleetlearn_device.peers.book import BookError
 from fleetlearn_device.peers.certificate import tls_contexts
 from fleetlearn_device.peers.run_peer import Peer
 from fleetlearn_device.runtimes.open_runtime import open_runtime
+from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.training.train import DivergedError
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.frames import MAX_FRAME_BYTES, pack_chunk
@@ -196,11 +197,22 @@ def test_another_bundle_is_refused(tmp_path: Path) -> None:
     refused(peers, "give all peers one bundle")
 
 
+def test_the_state_of_an_earlier_training_is_refused(tmp_path: Path) -> None:
+    """Its step is ahead: the others would go on from there, and have no steps left."""
+    files = line_peers(tmp_path, 2, f"run = 'spring'\n{COMPLETE}")
+    until_done([Peer(files.options("a", steps=3)), Peer(files.options("b", steps=3))])
+    book = str(files.write_book(f"run = 'summer'\n{COMPLETE}", tmp_path / "summer.toml"))
+    with pytest.raises(StateError, match=r"is of the training spring, .* of the training summer"):
+        Peer(files.options("a", steps=3, book=book))
+    Peer(files.options("a", steps=3)).close()  # the same training goes on
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
         (COMPLETE.replace("0.1", "0.2"), "has hyper.lr = 0."),
         (f"mode = 'gossip'\n{COMPLETE}", "has mode = "),
+        (f"run = 'spring'\n{COMPLETE}", "has run = "),
         (
             COMPLETE.replace('kind = "complete"', 'kind = "file", file = "w.csv"'),
             "other weights between them",
