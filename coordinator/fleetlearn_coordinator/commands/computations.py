@@ -118,12 +118,13 @@ def _numbers(column: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 def _between(quantile: dict[str, Any]) -> tuple[str, str]:
     if quantile["value"] is None:
         return "not known", ""
-    if quantile["least"] == quantile["most"]:
+    least, most = quantile["least"], quantile["most"]
+    if least is not None and least == most:
         return f"{quantile['value']:.10g}", "exactly"
     # With noise an end may be outside of the column's range.
-    least = "below" if quantile["least"] is None else f"{quantile['least']:.10g}"
-    most = "above" if quantile["most"] is None else f"{quantile['most']:.10g}"
-    return f"{quantile['value']:.6g}", f"{least} to {most}"
+    low = "below the range" if least is None else f"{least:.10g}"
+    high = "above the range" if most is None else f"{most:.10g}"
+    return f"{quantile['value']:.6g}", f"{low} to {high}"
 
 
 SHOW = {

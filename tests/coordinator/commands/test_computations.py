@@ -101,6 +101,8 @@ def test_init_writes_a_plan_for_it(plan: Path) -> None:
 def test_numbers_are_shown_in_words() -> None:
     assert _between({"value": 2.0, "least": 2.0, "most": 2.0}) == ("2", "exactly")
     assert _between({"value": 1.5, "least": 1.0, "most": 2.0}) == ("1.5", "1 to 2")
+    unknown = _between({"value": 1.5, "least": None, "most": None})
+    assert unknown == ("1.5", "below the range to above the range")
 
 
 def test_noise_is_shown_beside_each_number(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +119,6 @@ def test_noise_is_shown_beside_each_number(capsys: pytest.CaptureFixture[str]) -
     shown = capsys.readouterr().out
     root = 0.1 * sqrt(5)
     assert f"that of the number of rows is {root:.4g}" in shown
-    assert "below to 4" in shown
+    assert "below the range to 4" in shown
     assert f"(noise)   {root:.4g}" in shown
     assert "noise of each count" in shown
