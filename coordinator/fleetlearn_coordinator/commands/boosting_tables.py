@@ -12,9 +12,11 @@ def show_trees(found: dict[str, Any]) -> None:
     if not found["trees"]:
         print("no tree is grown yet")
         return
+    measured = "no loss is measured under noise"
+    if found["loss"] is not None:
+        measured = _losses(found["loss"])
     print(
-        f"{found['trees']} trees with {found['splits']} splits, of {found['rows']} rows; "
-        f"{_losses(found['loss'])}"
+        f"{found['trees']} trees with {found['splits']} splits, of {found['rows']} rows; {measured}"
     )
     table = plain_table("column", "share of the gain")
     for name, share in found["columns"].items():

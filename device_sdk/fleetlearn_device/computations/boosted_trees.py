@@ -166,7 +166,7 @@ def _edge_sums(
     sums["rows"][0] = len(x)
     boundaries = boundaries_of(values["body"], settings)
     counts = counts_of(sums["body"], settings)
-    for place, column in enumerate(table.numeric):
+    for place, column in enumerate(() if settings.has_ranges else table.numeric):
         counts[place] = count_between(x[:, column], boundaries[place])
     if settings.loss != "squared":
         sums["labels"][:] = np.bincount(y, minlength=len(sums["labels"]))

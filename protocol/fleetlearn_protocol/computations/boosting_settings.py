@@ -8,13 +8,17 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from fleetlearn_protocol.messages import MAX_EXACT
+from fleetlearn_protocol.messages import MAX_EXACT, Number
 
 Share = Annotated[float, Meta(gt=0, le=1)]
 Positive = Annotated[float, Meta(gt=0, le=1e6)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e6)]
 MAX_SUMS = 2**24
 """Most sums of a round, 8 bytes each."""
+
+
+MOST_END = 1e37
+"""The greatest number at which a range may end: the edges between are float32."""
 
 
 class BoostColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -28,6 +32,11 @@ class BoostColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     ) = 0
     """0: a column of numbers. A number: its values are codes, 0 to categories - 1. Texts: it is one
     of these, and its code the place. Whatever else stands there is no category that is known."""
+
+    range: tuple[Number, Number] | None = None
+    """Of a column of numbers, for trees: between the least and the greatest value that everybody
+    may know ``bins`` bins are equally wide, and nothing is asked of the values. All columns of
+    numbers have one, or none has. null: the edges of equally full bins are found."""
 
     @property
     def codes(self) -> int:
@@ -89,6 +98,11 @@ class BoostedTrees(
     do."""
 
     @property
+    def has_ranges(self) -> bool:
+        """Whether the edges of bins follow from the ranges of columns."""
+        return any(column.range is not None for column in self.columns)
+
+    @property
     def y_classes(self) -> int:
         """How many classes y has; 0: it is a number."""
         return {"squared": 0, "logistic": 2, "softmax": self.classes}[self.loss]
@@ -106,6 +120,8 @@ class BoostedTrees(
                 f"loss is {self.loss!r} and classes {self.classes}; softmax takes 2 or more "
                 "classes, and the other losses take 0"
             )
+        if (problem := _wrong_ranges(self.columns)) is not None:
+            return problem
         return wrong_columns(self.columns, self.label, self.label_values, self.y_classes)
 
 
@@ -161,6 +177,8 @@ class BoostedComponents(
     @property
     def contradiction(self) -> str | None:
         """What of it cannot be; None: nothing."""
+        if ranged := [column.name for column in self.columns if column.range is not None]:
+            return f"column {ranged[0]!r} has a range, which is for the bins of trees alone"
         if len({*self.learners}) < len(self.learners):
             return f"the base learner {self.learners[0]} is there twice"
         has_splines = "spline" in self.learners and any(not c.codes for c in self.columns)
@@ -172,6 +190,25 @@ class BoostedComponents(
                 f"than {most}"
             )
         return wrong_columns(self.columns, self.label, self.label_values, self.y_classes)
+
+
+def _wrong_ranges(columns: tuple[BoostColumn, ...]) -> str | None:
+    """Return which range contradicts others; None: none does."""
+    ranged = any(column.range is not None for column in columns)
+    for column in columns:
+        if column.range is None:
+            if ranged and not column.codes:
+                return f"column {column.name!r} has no range, and others have: give all one"
+            continue
+        low, high = column.range
+        if column.codes:
+            return f"column {column.name!r} has categories and a range; a range is of numbers"
+        if not -MOST_END <= low < high <= MOST_END:
+            return (
+                f"column {column.name!r} has the range {low:g} to {high:g}; expected two different "
+                f"numbers, the least first, of at most {MOST_END:g}"
+            )
+    return None
 
 
 def wrong_columns(

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from fleetlearn_protocol.computations import (
     boosted_onnx,
     components_layout,
+    private_trees,
     statistics,
     trees_layout,
 )
@@ -118,6 +119,9 @@ KINDS: Mapping[str, ComputationKind] = {
         _boosting_arrays,
         _boosting_preprocessing,
         boosted_onnx.trees_onnx,
+        groups=private_trees.tree_groups,
+        no_sense_with_noise=private_trees.no_sense_in_trees,
+        releases=private_trees.releases_of_trees,
     ),
     "boosted-components": ComputationKind(
         BoostedComponents,

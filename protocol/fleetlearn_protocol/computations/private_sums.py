@@ -39,11 +39,14 @@ class SumsGroup(NamedTuple):
     """Sums that are scaled together."""
 
     places: NDArray[np.int64]
-    """Where they are among all sums, shape (n,). No place is in two groups."""
+    """Where they are among all sums, shape (n,), or (m, n). No place is in two groups, or twice in
+    one."""
     most: float
     """The greatest L2 norm of what one row adds to them, above 0."""
     ordered: bool = False
-    """Whether they are counts of neighbouring ranges, in order, each row in at most one of them."""
+    """Whether they are counts (or other sums) of neighbouring ranges, in order along the last axis,
+    each row in at most one of them; of m such rows of ranges ``most`` is the norm of all together.
+    """
 
 
 Groups: TypeAlias = Sequence[SumsGroup]
@@ -107,7 +110,7 @@ def unscale(scaled: Scaled, groups: Groups) -> Sums:
         if group.ordered:
             # The sums of the first counts are rounded, so that their rounding does not add up.
             firsts = _times_root(values) * _root_norm(group)
-            sums[group.places] = np.diff(_whole(firsts), prepend=0)
+            sums[group.places] = np.diff(_whole(firsts), prepend=0, axis=-1)
         else:
             sums[group.places] = _whole(values)
     return sums
@@ -121,7 +124,7 @@ def noise_of_sums(noise: float, groups: Groups, size: int) -> Scaled:
         found[group.places] = noise * scale
         if group.ordered:
             # A count is a difference of two sums: the inverse of R, (1 - x)^(1/2).
-            inverse = np.diff(root_of_prefix_sums(len(group.places)), prepend=0)
+            inverse = np.diff(root_of_prefix_sums(group.places.shape[-1]), prepend=0)
             found[group.places] *= _root_norm(group) * np.sqrt(np.cumsum(inverse**2))
     return found
 
@@ -130,7 +133,7 @@ def noise_of_first_sums(noise: float, groups: Groups, group: SumsGroup) -> Scale
     """Return the same of the sum of the first counts of an ordered group, up to each of them;
     float64, (n,)."""
     assert group.ordered, "only of ordered counts are there such sums"
-    root = root_of_prefix_sums(len(group.places))
+    root = root_of_prefix_sums(group.places.shape[-1])
     scale = group.most * sqrt(len(groups)) * _root_norm(group)
     return noise * scale * np.sqrt(np.cumsum(root**2))
 
@@ -149,12 +152,15 @@ def _scales(groups: Groups) -> Iterator[tuple[SumsGroup, float]]:
 
 
 def _times_root(values: Scaled) -> Scaled:
-    return np.convolve(root_of_prefix_sums(len(values)), values)[: len(values)]
+    count = values.shape[-1]
+    root = root_of_prefix_sums(count)
+    rows = [np.convolve(root, row)[:count] for row in values.reshape(-1, count)]
+    return np.array(rows).reshape(values.shape)
 
 
 def _root_norm(group: SumsGroup) -> float:
     """Return how long one row's count becomes by the root at most."""
-    return float(np.linalg.norm(root_of_prefix_sums(len(group.places))))
+    return float(np.linalg.norm(root_of_prefix_sums(group.places.shape[-1])))
 
 
 def _whole(values: Scaled) -> Sums:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fleetlearn_protocol.computations.boosting_settings import BoostedTrees
 from fleetlearn_protocol.computations.layout import Layout, StateField, SumsLayout
 from fleetlearn_protocol.computations.shared_edges import boundaries_for, first_boundaries
+from fleetlearn_protocol.splitmix64 import GAMMA, mix
 from fleetlearn_protocol.vector import Vector
 
 FIND_EDGES, GROW, DONE = 0, 1, 2
@@ -28,6 +29,8 @@ LOSS_BITS = 20
 EXPONENTS = 256
 """Exponents of a float32 y that are counted, from -127 on."""
 LOWEST_EXPONENT = -127
+COLUMNS = 2**33
+"""The stream of the seed that says which columns a boosting round may split."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,9 @@ def trees_state(settings: BoostedTrees) -> Layout:
         StateField("losses", (2,), "float64"),
         StateField("base", (settings.outputs,), "float32"),
         StateField("gains", (len(settings.columns),), "float64"),
+        # With differential privacy the standard deviation of the noise of each scaled sum in the
+        # last exchange; else 0.
+        StateField("noise", (), "float64"),
         StateField("edges", (numeric, settings.bins - 1), "float32"),
         StateField("body", (max(_boundaries(settings), _trees(settings)),), "float32"),
     )
@@ -128,6 +134,25 @@ def first_trees(settings: BoostedTrees) -> Vector:
     values = layout.unpack(np.zeros(layout.size, np.float32))
     boundaries_of(values["body"], settings)[:] = first_boundaries(boundaries_for(settings.bins))
     return layout.pack(values)
+
+
+def ranged_edges(settings: BoostedTrees) -> Vector:
+    """Return the edges of equally wide bins: float32, (numeric columns, bins - 1)."""
+    ranges = [column.range or (0.0, 1.0) for column in settings.columns if not column.codes]
+    edges = [np.linspace(low, high, settings.bins + 1)[1:-1] for low, high in ranges]
+    return np.array(edges, np.float32).reshape(len(ranges), settings.bins - 1)
+
+
+def drawn_columns(number: int, settings: BoostedTrees) -> NDArray[np.bool_]:
+    """Return which columns a boosting round may split, (F,)."""
+    count = len(settings.columns)
+    wanted = max(1, int(np.ceil(settings.column_share * count)))
+    state = mix(np.array([settings.seed], np.uint64)) + np.uint64(COLUMNS + number)
+    places = np.arange(1, count + 1, dtype=np.uint64)
+    order = np.argsort(mix(mix(state) + places * GAMMA), kind="stable")
+    allowed = np.zeros(count, np.bool_)
+    allowed[order[:wanted]] = True
+    return allowed
 
 
 def boundaries_of(body: Vector, settings: BoostedTrees) -> Vector:

@@ -11,11 +11,15 @@ from fleetlearn_coordinator.aggregation.modular_sum import SumWords
 from fleetlearn_coordinator.plan.computation_rules import COMPUTATION_RULES
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.privacy.accounting import gaussian_epsilon
+from fleetlearn_protocol.bundle import open_bundle
+from fleetlearn_protocol.computations.boosting_settings import BoostColumn, BoostedTrees
+from fleetlearn_protocol.computations.bundle import write_computation_bundle
 from fleetlearn_protocol.computations.settings import CategoryColumn, NumberColumn, Statistics
 from fleetlearn_protocol.manifest import Manifest
 from plans import PRIVATE, SECURE, SMALL, manifest
 from statistics_bundle import PLAN, QUESTIONS, statistics_bundle
 
+COMPONENTS = PLAN.replace("statistics", "boosted-components")
 TREES = PLAN.replace("statistics", "boosted-trees")
 AGES = (0.0, 100.0)
 TRAINS = manifest(proximal=False, hyper=(), metrics=("accuracy",))
@@ -71,7 +75,23 @@ def test_what_would_make_sums_inexact_is_refused_with_the_reason(name: str) -> N
 
 def test_sums_without_a_bound_are_not_private() -> None:
     with pytest.raises(PlanError, match="a bound on what one row adds to the sums"):
-        parse(TREES + PRIVATE)
+        parse(COMPONENTS + PRIVATE)
+
+
+def test_trees_need_ranges_and_as_many_releases_as_they_have_levels(tmp_path: Path) -> None:
+    for column, said in (
+        (BoostColumn("a"), "columns of numbers have no range"),
+        (BoostColumn("a", range=AGES), r"Set stop\.rounds = 7"),
+    ):
+        told = BoostedTrees((column,), loss="logistic", rounds=3, depth=2)
+        file = write_computation_bundle(tmp_path / "trees.bundle", "trees", told)
+        found = open_bundle(file).manifest
+        budget = PRIVATE.replace("noise = 1.0", "epsilon = 2.0")
+        with pytest.raises(PlanError, match=said):
+            parse(TREES + budget).check_against(found)
+    plan = parse(f"{TREES}[stop]\nrounds = 7\n{budget}")
+    plan.check_against(found)
+    assert plan.round_rules(found).clips_sums
 
 
 @pytest.mark.parametrize(
@@ -115,7 +135,7 @@ def test_each_rule_is_broken_by_a_plan_here(monkeypatch: pytest.MonkeyPatch) -> 
     """A rule that no plan breaks could be wrong for ever."""
     monkeypatch.setattr("fleetlearn_coordinator.plan.plan.contradictions", lambda plan: ())
     plans = [parse(PLAN + text) for text, _ in BROKEN.values()]
-    plans.append(parse(TREES + PRIVATE))
+    plans.append(parse(COMPONENTS + PRIVATE))
     for rule in COMPUTATION_RULES:
         assert any(rule.breaks(plan) for plan in plans)
         assert not any(rule.breaks(parse(PLAN + text)) for text in ("", MASKED))

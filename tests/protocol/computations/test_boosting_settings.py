@@ -15,6 +15,7 @@ from fleetlearn_protocol.computations.components_layout import base_learners
 from fleetlearn_protocol.computations.trees_layout import bin_table
 
 A, B = BoostColumn("a"), BoostColumn("b", categories=("x", "y"))
+RANGED = BoostColumn("r", range=(0.0, 8.0))
 LINEAR = ("linear",)
 
 
@@ -35,6 +36,10 @@ LINEAR = ("linear",)
             "one for each of the 2 classes",
         ),
         (BoostedTrees(columns=(A,), label_values=("no", "yes")), "each of the 0 classes"),
+        (BoostedTrees(columns=(A, RANGED)), "column 'a' has no range, and others have"),
+        (BoostedTrees(columns=(BoostColumn("c", 3, (0.0, 1.0)),)), "categories and a range"),
+        (BoostedTrees(columns=(BoostColumn("c", range=(1.0, 1.0)),)), "the range 1 to 1"),
+        (BoostedComponents(columns=(RANGED,)), "which is for the bins of trees alone"),
         (
             BoostedComponents(columns=(A,), learners=("linear", "linear")),
             "base learner linear is there twice",
@@ -52,6 +57,7 @@ def test_what_cannot_be_is_said(settings: BoostedTrees | BoostedComponents, word
     "settings",
     [
         BoostedTrees(columns=(A, B), label="y", loss="softmax", classes=3),
+        BoostedTrees(columns=(RANGED, BoostColumn("b", 2))),
         BoostedComponents(columns=(A,), degrees_of_freedom=30, learners=LINEAR),
         BoostedComponents(columns=(B,), label="y", degrees_of_freedom=1),
     ],

@@ -3,13 +3,17 @@ node."""
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Any
 
+import msgspec
 import numpy as np
 from fleetlearn_protocol.computations.boosting_settings import BoostedTrees
 from fleetlearn_protocol.computations.fixed_point import from_fixed
 from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.computations.portable_math import portable_log
+from fleetlearn_protocol.computations.private_sums import noise_of_first_sums
+from fleetlearn_protocol.computations.private_trees import tree_groups
 from fleetlearn_protocol.computations.shared_edges import (
     MAX_EXCHANGES,
     UNUSED,
@@ -26,20 +30,19 @@ from fleetlearn_protocol.computations.trees_layout import (
     bin_table,
     boundaries_of,
     counts_of,
+    drawn_columns,
     histogram_of,
     leaves_of,
+    ranged_edges,
     splits_of,
     trees_state,
     trees_sums,
 )
-from fleetlearn_protocol.splitmix64 import GAMMA, mix
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation.computations.tree_splits import best_splits, leaf_values
 
-COLUMNS = 2**33
-"""The stream of the seed that says which columns a boosting round may split."""
 Values = dict[str, NDArray[Any]]
 
 
@@ -57,6 +60,45 @@ def advance(state: Vector, total: Sums, devices: int, settings: BoostedTrees) ->
     return layout.pack(values)
 
 
+def advance_noisy(
+    state: Vector, total: Sums, devices: int, settings: BoostedTrees, noise: float
+) -> Vector:
+    """Return the state after an exchange whose sums have noise of the standard deviation ``noise``,
+    in rows, on each scaled one.
+
+    A sum of second derivatives is what a leaf's value is divided by, so noise on it could make a
+    leaf as large as it likes. Each side of a split must have twice the noise's standard deviation,
+    and leaves are smaller where there is more noise (``tree_splits._weight``)."""
+    layout = trees_state(settings)
+    values, sums = layout.unpack(state), trees_sums(settings).unpack(total)
+    values["noise"][()] = noise
+    if values["phase"] == FIND_EDGES:
+        labels = np.maximum(sums["labels"], 0)
+        values["rows"][()] = labels.sum()
+        sums["rows"][0] = labels.sum()
+        _begin_trees(values, {**sums, "labels": labels}, settings)
+    elif values["phase"] == GROW:
+        first, second = _noise_of_nodes(state, settings, noise)
+        least = max(settings.min_child_weight, 2 * second)
+        careful = msgspec.structs.replace(settings, min_child_weight=least)
+        _split_level(values, sums["body"], careful, first)
+    return layout.pack(values)
+
+
+def _noise_of_nodes(state: Vector, settings: BoostedTrees, noise: float) -> tuple[float, float]:
+    """Return the standard deviations of the noise on a node's sums of first and of second
+    derivatives; the larger one of columns of numbers and of categories."""
+    groups, found = tree_groups(settings, state), list[float]()
+    for group in groups:
+        if group.ordered:
+            found.append(float(noise_of_first_sums(noise, groups, group)[-1]))
+        else:
+            table = bin_table(settings)
+            most = int(table.counts[table.is_category].max()) + 1
+            found.append(noise * group.most * sqrt(len(groups) * most))
+    return max(found[::2]) * 2.0**-GRID_BITS, max(found[1::2]) * 2.0**-GRID_BITS
+
+
 def is_done(state: Vector, settings: BoostedTrees) -> bool:
     return bool(trees_state(settings).unpack(state)["phase"] == DONE)
 
@@ -68,10 +110,10 @@ def progress(state: Vector, settings: BoostedTrees) -> str:
     if values["phase"] == FIND_EDGES:
         return f"finding the edges of bins, exchange {int(values['exchange']) + 1}"
     if values["phase"] == DONE:
-        return f"{kept} boosting rounds"
+        return f"{kept} boosting rounds{', with noise' if values['noise'] else ''}"
     level = int(values["level"])
     where = f"boosting round {kept + 1} of {settings.rounds}, level {level + 1} of {settings.depth}"
-    if kept == 0 and level == 0:  # no device has measured a loss yet
+    if values["noise"] or (kept == 0 and level == 0):  # no device has measured a loss yet
         return where
     return f"{where}; loss {values['losses'][0]:.6g}"
 
@@ -94,6 +136,13 @@ def _find_edges(values: Values, sums: dict[str, Sums], settings: BoostedTrees) -
         return
     for place, pair in enumerate(zip(boundaries, counts, strict=True)):
         values["edges"][place] = equal_edges(*pair, settings.bins)
+    _begin_trees(values, sums, settings)
+
+
+def _begin_trees(values: Values, sums: dict[str, Sums], settings: BoostedTrees) -> None:
+    """Begin the first boosting round: the edges are known."""
+    if settings.has_ranges:
+        values["edges"][:] = ranged_edges(settings)
     values["base"][:] = _base(sums, int(values["scale"]), settings)
     values["body"][:] = 0
     values["phase"][()] = GROW
@@ -127,20 +176,21 @@ def _note_losses(values: Values, sums: dict[str, Sums], settings: BoostedTrees) 
         values["phase"][()] = DONE
 
 
-def _split_level(values: Values, body: Sums, settings: BoostedTrees) -> None:
-    """Split the nodes of the open level, of each of the round's trees."""
+def _split_level(values: Values, body: Sums, settings: BoostedTrees, noise: float = 0.0) -> None:
+    """Split the nodes of the open level, of each of the round's trees. ``noise``: as in
+    ``best_splits``."""
     number, level = int(values["kept"]), int(values["level"])
     histogram = histogram_of(body, level, settings)
     splits = splits_of(values["body"], settings)[number]
     leaves = leaves_of(values["body"], settings)[number]
     edges_used = np.zeros(len(settings.columns), np.int64)
     edges_used[bin_table(settings).numeric] = (values["edges"] < UNUSED).sum(axis=1)
-    allowed, scale = _drawn_columns(number, settings), int(values["scale"])
+    allowed, scale = drawn_columns(number, settings), int(values["scale"])
     # The nodes of all of the round's trees at once, (nodes, K): a few large arrays take less time.
     each_node = histogram.reshape(-1, *histogram.shape[2:])
-    found = best_splits(each_node, scale, edges_used, allowed, settings)
+    found = best_splits(each_node, scale, edges_used, allowed, settings, noise)
     whole, left, right = (
-        leaf_values(sums, scale, settings) for sums in (found.whole, found.left, found.right)
+        leaf_values(sums, scale, settings, noise) for sums in (found.whole, found.left, found.right)
     )
     width = 2 ** (settings.depth - level)  # leaves below a node of this level
     for output in range(settings.outputs):
@@ -172,18 +222,6 @@ def _open_nodes(splits: Vector, level: int) -> NDArray[np.int64]:
     return np.sort(np.concatenate([2 * parents, 2 * parents + 1]))
 
 
-def _drawn_columns(number: int, settings: BoostedTrees) -> NDArray[np.bool_]:
-    """Return which columns a boosting round may split, (F,)."""
-    count = len(settings.columns)
-    wanted = max(1, int(np.ceil(settings.column_share * count)))
-    state = mix(np.array([settings.seed], np.uint64)) + np.uint64(COLUMNS + number)
-    places = np.arange(1, count + 1, dtype=np.uint64)
-    order = np.argsort(mix(mix(state) + places * GAMMA), kind="stable")
-    allowed = np.zeros(count, np.bool_)
-    allowed[order[:wanted]] = True
-    return allowed
-
-
 def result(state: Vector, settings: BoostedTrees) -> dict[str, Any]:
     """Return what the trees are, for people and for JSON."""
     values = trees_state(settings).unpack(state)
@@ -196,7 +234,10 @@ def result(state: Vector, settings: BoostedTrees) -> dict[str, Any]:
         "trees": kept * settings.outputs,
         "splits": int(np.count_nonzero(used)),
         "rows": int(values["rows"]),
-        "loss": {"training": float(values["losses"][0]), "held_out": float(values["losses"][1])},
+        # With noise no loss is released.
+        "loss": {"training": float(values["losses"][0]), "held_out": float(values["losses"][1])}
+        if not values["noise"]
+        else None,
         "columns": {
             settings.columns[column].name: round(float(gains[column]), 6)
             for column in order

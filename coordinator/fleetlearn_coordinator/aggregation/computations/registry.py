@@ -82,7 +82,11 @@ REGISTRY: Mapping[str, Computation] = {
         statistics.advance_noisy,
     ),
     "boosted-trees": Computation(
-        boosted_trees.advance, boosted_trees.is_done, boosted_trees.result, boosted_trees.progress
+        boosted_trees.advance,
+        boosted_trees.is_done,
+        boosted_trees.result,
+        boosted_trees.progress,
+        boosted_trees.advance_noisy,
     ),
     "boosted-components": Computation(
         boosted_components.advance,

@@ -205,7 +205,9 @@ def _candidates(
     }
 
 
-def _spelt(sketch: Sums, longest: int, seed: int, least: float) -> Iterator[tuple[bytes, int]]:
+def _spelt(
+    sketch: Sums, longest: int, seed: int, least: float = 0.0
+) -> Iterator[tuple[bytes, int]]:
     """Yield the values that the buckets of a sketch spell, each with the most rows that it can
     have. ``least``: of a bucket's rows; with fewer it is noise."""
     hashes, buckets, _ = sketch.shape

@@ -42,6 +42,7 @@ def best_splits(
     edges_used: NDArray[np.int64],
     allowed: NDArray[np.bool_],
     settings: BoostedTrees,
+    noise: float = 0.0,
 ) -> BestSplits:
     """Return the split of the largest gain of each node.
 
@@ -51,12 +52,13 @@ def best_splits(
 
     Of splits with equal gains it is the one of the first column, and there of the first bin.
     Missing values go to the side where they gain more; where they gain nothing, to the right; where
-    there are none, to the side with the larger sum of second derivatives.
+    there are none, to the side with the larger sum of second derivatives. ``noise``: the standard
+    deviation of the noise on a node's sum of first derivatives.
     """
     per_node = 2 * bin_table(settings).total
     step = max(1, TOGETHER // per_node)
     parts = [
-        _best_of(histogram[begin : begin + step], scale, edges_used, allowed, settings)
+        _best_of(histogram[begin : begin + step], scale, edges_used, allowed, settings, noise)
         for begin in range(0, len(histogram), step)
     ]
     codes, gains, *sums = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
@@ -71,12 +73,16 @@ def _best_of(
     edges_used: NDArray[np.int64],
     allowed: NDArray[np.bool_],
     settings: BoostedTrees,
+    noise: float,
 ) -> tuple[NDArray[Any], ...]:
     """Return codes, gains, G and H of the nodes, and G and H of their left sides, (nodes,) each."""
     table = bin_table(settings)
     nodes, columns = len(histogram), len(table.counts)
-    first_column = histogram[:, : table.counts[0] + 1].sum(axis=1)
-    whole = NodeSums(first_column[:, 0], first_column[:, 1])
+    # Each column's bins have all rows. With noise only those of allowed columns are there.
+    any_allowed = int(allowed.argmax())
+    own = slice(table.starts[any_allowed], table.missing[any_allowed] + 1)
+    one_column = histogram[:, own].sum(axis=1)
+    whole = NodeSums(one_column[:, 0], one_column[:, 1])
     gains = np.zeros((nodes, columns))
     codes = np.zeros((nodes, columns), np.int64)
     lefts = np.zeros((nodes, columns, 2), np.int64)
@@ -96,7 +102,7 @@ def _best_of(
             )
         # (nodes, columns, bins, side of the missing values, 2): to the right, then to the left.
         sides = np.stack([below, below + missing[:, :, None]], axis=3)
-        gain = np.where(is_split[:, :, None], _gain(sides, whole, scale, settings), -np.inf)
+        gain = np.where(is_split[:, :, None], _gain(sides, whole, scale, settings, noise), -np.inf)
         gain = gain.reshape(nodes, len(group), -1)
         best = gain.argmax(axis=2)
         chosen = np.take_along_axis(
@@ -121,14 +127,25 @@ def _best_of(
     )
 
 
-def leaf_values(sums: NodeSums, scale: int, settings: BoostedTrees) -> Doubles:
-    """Return what a row's score gains in a leaf of these sums: -rate G / (H + lambda), (nodes,)."""
+def leaf_values(sums: NodeSums, scale: int, settings: BoostedTrees, noise: float = 0.0) -> Doubles:
+    """Return what a row's score gains in a leaf of these sums: -rate G / (H + lambda), (nodes,).
+    ``noise``: as in ``best_splits``."""
     first, second = _real(sums, scale)
-    weight = second + settings.l2
+    weight = _weight(second, settings, noise)
     return -settings.learning_rate * first / np.where(weight > 0, weight, 1.0)
 
 
-def _gain(left: Sums, whole: NodeSums, scale: int, settings: BoostedTrees) -> Doubles:
+def _weight(second: Doubles, settings: BoostedTrees, noise: float) -> Doubles:
+    """Return H + lambda. Where G has noise of the standard deviation s, H + lambda + s^2 / H: -G
+    divided by that is the best guess of a leaf's value if such values are 1 or so. H may be below 0
+    by its own noise, and counts as 1 at least then."""
+    if not noise:
+        return second + settings.l2
+    held = np.maximum(second, 1.0)
+    return held + settings.l2 + noise**2 / held
+
+
+def _gain(left: Sums, whole: NodeSums, scale: int, settings: BoostedTrees, noise: float) -> Doubles:
     """Return 1/2 [G_L^2 / (H_L + lambda) + G_R^2 / (H_R + lambda) - G^2 / (H + lambda)] - gamma of
     each split, (nodes, columns, bins, 2); minus infinity where a side is too light.
 
@@ -137,17 +154,17 @@ def _gain(left: Sums, whole: NodeSums, scale: int, settings: BoostedTrees) -> Do
     here = NodeSums(left[..., 0], left[..., 1])
     axes = (slice(None), None, None, None)
     other = NodeSums(whole.first[axes] - here.first, whole.second[axes] - here.second)
-    parts = [_score(side, scale, settings) for side in (here, other)]
-    gain = (parts[0] + parts[1] - _score(whole, scale, settings)[axes]) / 2
+    parts = [_score(side, scale, settings, noise) for side in (here, other)]
+    gain = (parts[0] + parts[1] - _score(whole, scale, settings, noise)[axes]) / 2
     least = max(settings.min_child_weight, 2.0**-GRID_BITS)
     weights = [from_fixed(side.second, GRID_BITS) for side in (here, other)]
     allowed = (weights[0] >= least) & (weights[1] >= least)
     return np.where(allowed, gain - settings.min_gain, -np.inf)
 
 
-def _score(sums: NodeSums, scale: int, settings: BoostedTrees) -> Doubles:
+def _score(sums: NodeSums, scale: int, settings: BoostedTrees, noise: float) -> Doubles:
     first, second = _real(sums, scale)
-    weight = second + settings.l2
+    weight = _weight(second, settings, noise)
     return first * first / np.where(weight > 0, weight, 1.0)
 
 
