@@ -163,9 +163,8 @@ COMPUTATION_RULES = (
     _private_rule(
         lambda plan, privacy: not _has_bounds(plan.local.algorithm),
         lambda plan, privacy: (
-            "[privacy] needs a bound on what one row adds to the sums, and what it adds to X^T X "
-            "and X^T r has none that would leave more than noise. Leave [privacy] out, or take recipe "
-            '= "boosted-trees"'
+            "[privacy] needs a bound on what one row adds to the sums, which is not worked out for "
+            'base learners. Leave [privacy] out, or take recipe = "boosted-trees"'
         ),
     ),
     _private_rule(

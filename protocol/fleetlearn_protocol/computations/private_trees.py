@@ -65,7 +65,7 @@ def tree_groups(settings: BoostedTrees, state: Vector) -> tuple[SumsGroup, ...]:
     bounds = (1.0, 0.25) if settings.loss == "logistic" else (sqrt(2), 0.5)
     groups = []
     for categories in (False, True):
-        columns = np.flatnonzero(allowed & (table.is_category == categories))
+        columns = np.flatnonzero(allowed & (table.is_category == categories)).tolist()
         for order, bound in enumerate(bounds):
             rows = [_in_order(body[..., order], column, settings) for column in columns]
             if rows and not categories:  # they have equally many bins
