@@ -28,6 +28,7 @@ from processes import ROOT, Processes, free_port, processes, service_file, wait_
 DEPLOY = ROOT / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "fleetlearn.json").read_text())
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+WITH_POSTGRES = yaml.safe_load((DEPLOY / "compose.postgres.yaml").read_text())
 CONTAINERFILES = sorted(DEPLOY.glob("Containerfile.*"))
 PARTS = {"histogram": ("_bucket", "_sum", "_count"), "gauge": ("",), "counter": ("",)}
 SERIES = {
@@ -159,6 +160,29 @@ def test_what_compose_brings_together_agrees(tmp_path: Path) -> None:
     assert f"{provider['options']['path']}/fleetlearn.json" in mounts
     build = COMPOSE["services"]["coordinator"]["build"]
     assert (DEPLOY / build["context"] / build["dockerfile"]).is_file()
+
+
+def test_compose_with_postgresql_agrees_with_what_it_is_beside() -> None:
+    assert WITH_POSTGRES["services"].keys() - COMPOSE["services"].keys() == {"postgres"}
+    server, coordinator = (WITH_POSTGRES["services"][name] for name in ("postgres", "coordinator"))
+    assert server["read_only"] is True
+    assert (server["cap_drop"], server["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
+    assert int(server["user"].split(":")[0]) > 0
+    assert "ports" not in server, "the coordinator alone reaches it"
+    assert coordinator["depends_on"]["postgres"]["condition"] == "service_healthy"
+    (secret,) = server["secrets"]
+    assert server["environment"]["POSTGRES_PASSWORD_FILE"] == f"/run/secrets/{secret}"
+    page = (ROOT / "docs" / "operate" / "postgresql.md").read_text()
+    for file in (
+        WITH_POSTGRES["secrets"][secret]["file"],
+        coordinator["environment"]["PGPASSFILE"],
+    ):
+        assert f"deploy/data/{Path(file).name}" in page
+    user, database = (server["environment"][f"POSTGRES_{name}"] for name in ("USER", "DB"))
+    assert f'ledger = "postgresql://{user}@postgres/{database}"' in page
+    assert f"postgres:5432:{database}:{user}:" in page
+    install = (DEPLOY / "Containerfile.coordinator").read_text()
+    assert re.search(r"\[[a-z,]*\bpostgres\b", install), "the image has psycopg"
 
 
 def instructions(file: Path) -> list[tuple[str, str]]:

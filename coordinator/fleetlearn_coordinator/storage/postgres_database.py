@@ -40,6 +40,9 @@ CONNECT_TIMEOUT = 5
 """Seconds to wait for a connection, for each address that the server's name has."""
 ANSWER_TIMEOUT = 30.0
 """Seconds to wait for the answer to a statement."""
+LATER = 2.0
+"""Seconds more that this process waits than it lets the server take: the server's own words are
+better."""
 LOCK_TIMEOUT = 10.0
 """Seconds that the server lets a statement wait for another transaction."""
 IDLE_IN_TRANSACTION = 10.0
@@ -127,7 +130,7 @@ class PostgresDatabase:
         for an answer. Raises StoreError (psycopg is not installed), StoreUnavailableError."""
         self.run = run
         with _named(run):
-            self._connection = _connection_class(answer).connect(
+            self._connection = _connection_class(answer + LATER).connect(
                 run.url,
                 autocommit=True,
                 connect_timeout=CONNECT_TIMEOUT,

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
-from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.errors import Code, FleetError, in_words
 
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.postgres_database import PostgresDatabase, PostgresRun
@@ -50,6 +51,9 @@ class PostgresLock:
         """Take the lock, and make the run's schema if it does not exist. Raises StoreError (busy),
         StoreUnavailableError."""
         self.run = run
+        self.beaten: Callable[[], object] | None = None
+        """Called after each sign of life that was answered, in a thread of its own. May raise
+        OSError."""
         self.requests: tuple[str | None, str | None] = (None, None)
         """What people asked for when the last sign of life was answered: an evaluation, a roll
         back."""
@@ -124,8 +128,11 @@ class PostgresLock:
         while not self._end.wait(PULSE):
             try:
                 self._beat()
-            except FleetError as error:
-                self._lost = error.text
+                beaten = self.beaten
+                if beaten is not None:
+                    beaten()
+            except (FleetError, OSError) as error:
+                self._lost = in_words(error)
                 return
 
 

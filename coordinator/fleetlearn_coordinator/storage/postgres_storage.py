@@ -23,7 +23,13 @@ from fleetlearn_coordinator.storage.lock import is_locked as is_file_locked
 from fleetlearn_coordinator.storage.lock import lock as lock_file
 from fleetlearn_coordinator.storage.postgres_database import PostgresDatabase, find_run
 from fleetlearn_coordinator.storage.postgres_ledger import PostgresLedger, copy_to_sqlite
-from fleetlearn_coordinator.storage.postgres_lock import LEASE, PostgresLock, has_schema, is_locked
+from fleetlearn_coordinator.storage.postgres_lock import (
+    LEASE,
+    PULSE,
+    PostgresLock,
+    has_schema,
+    is_locked,
+)
 from fleetlearn_coordinator.storage.postgres_requests import (
     PostgresHeldOutResults,
     PostgresRequests,
@@ -41,6 +47,16 @@ LEAST_VERSION = 140000
 """The server's first version that ends sessions which give no sign of life."""
 
 
+def _touched(path: Path) -> float:
+    """Touch a file. Returns what the clock of its file system says."""
+    os.utime(path)
+    return _touched_at(path)
+
+
+def _touched_at(path: Path) -> float:
+    return path.stat().st_mtime
+
+
 class PostgresStorage:
     """``RunStorage`` in a database and a folder."""
 
@@ -50,7 +66,7 @@ class PostgresStorage:
         """``name``: of the run in the database of this URL. Raises StoreError where the URL has a
         password, or is none."""
         self.folder, self.run = folder, find_run(url, name)
-        self.where = f"{folder} with its ledger in {self.run.where}"
+        self.where = str(folder)
         self.requests: Requests = PostgresRequests(self.run, lambda: self._lock)
         self.held_out: HeldOutResults = PostgresHeldOutResults(self.run)
         self._lock: PostgresLock | None = None
@@ -80,19 +96,23 @@ class PostgresStorage:
         """Hold the bytes, until the block is left, for the process that has the run.
 
         A process whose connection broke finds that out within a moment, and changes bytes until
-        then. So each one locks a file of its epoch, as far as the folder's file system can: where
-        the one before is still there, this waits until its lease is over.
+        then. So each one locks a file of its epoch, as far as the folder's file system can, and
+        touches it with each sign of life. Where the one before is still there, this waits until its
+        lease is over.
         """
+        path = self.folder / f"{LOCK}-{held.epoch}"
         before = self.folder / f"{LOCK}-{held.epoch - 1}"
-        with suppress(FileNotFoundError):
-            if is_file_locked(before):
-                time.sleep(LEASE)
-                held.check()
-            before.unlink()
-        descriptor = lock_file(self.folder / f"{LOCK}-{held.epoch}")
+        descriptor = lock_file(path)
         try:
+            with suppress(FileNotFoundError):
+                while is_file_locked(before) and _touched(path) - _touched_at(before) <= LEASE:
+                    held.check()
+                    time.sleep(PULSE)
+                before.unlink()
+            held.beaten = partial(_touched, path)
             yield
         finally:
+            held.beaten = None
             os.close(descriptor)
 
     def is_locked(self) -> bool:
