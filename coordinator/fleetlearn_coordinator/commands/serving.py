@@ -1,20 +1,32 @@
-"""``fleetlearn-coordinator serve``."""
+"""``fleetlearn-coordinator serve``, and the gateways that it may start."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.commands.exits import expected_errors
 from fleetlearn_coordinator.commands.logs import log_at
+from fleetlearn_coordinator.gateways.engine_host import SOCKET
+from fleetlearn_coordinator.gateways.gateway import serve_gateway
+from fleetlearn_coordinator.gateways.supervisor import Supervised, held_port, supervise
 from fleetlearn_coordinator.plan.plan import Plan
-from fleetlearn_coordinator.plan.service_settings import ServiceSettings, is_service_file
+from fleetlearn_coordinator.plan.service_settings import (
+    ServiceError,
+    ServiceSettings,
+    is_service_file,
+)
 from fleetlearn_coordinator.service.serve import serve as serve_plan
+from fleetlearn_coordinator.service.serve import serve_engine
 from fleetlearn_coordinator.service.several_runs import serve_runs
 
 app = typer.Typer()
+PROGRAM = (sys.executable, "-m", "fleetlearn_coordinator")
 
 
 @app.command()
@@ -51,6 +63,16 @@ def serve(
             max=65535,
         ),
     ] = None,
+    gateways: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that hold the devices' connections. 0: this one. Default: the service "
+            "file's.",
+            min=0,
+            max=64,
+        ),
+    ] = None,
+    engine: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Run a plan's training, or go on with it. Ends by itself when a stop rule is met; SIGTERM
     stops it cleanly.
@@ -66,9 +88,63 @@ def serve(
             )
         file = plan if several else service
         settings = ServiceSettings.load(file) if file else ServiceSettings()
-        settings = settings.with_metrics_port(metrics_port)
+        settings = settings.with_metrics_port(metrics_port).with_gateways(gateways)
         log_at(log_level, log_format or settings.log_format)
         if several:
             serve_runs(settings)
+        elif standby and settings.gateways:
+            raise ServiceError(
+                Code.BAD_MESSAGE,
+                "--standby does not go with gateways: a standby must not listen before it has the "
+                "run, and gateways listen at once",
+            )
+        elif engine:
+            serve_engine(Plan.load(plan), service=settings, stay=stay)
+        elif settings.gateways:
+            common = ["--gateways", str(settings.gateways), "--log-level", log_level]
+            common += [] if service is None else ["--service", str(service)]
+            common += [] if log_format is None else ["--log-format", log_format]
+            own = ["--stay"] if stay else []
+            own += [] if metrics_port is None else ["--metrics-port", str(metrics_port)]
+            sys.exit(_supervise(Plan.load(plan), plan, settings, common, own))
         else:  # its last words are in the log
             serve_plan(Plan.load(plan), service=settings, stay=stay, standby=standby)
+
+
+def _supervise(
+    plan: Plan, file: Path, settings: ServiceSettings, common: Sequence[str], own: Sequence[str]
+) -> int:
+    """Serve a plan by an engine process and gateways. ``common``: options for all of them;
+    ``own``: for the engine process. Returns the exit status."""
+    with held_port(settings.host, settings.port) as port:
+        socket = str(plan.data_dir.absolute() / SOCKET)
+        gateway = [*PROGRAM, "gateway", *common, "--socket", socket, "--port", str(port)]
+        return supervise(
+            Supervised(
+                [*PROGRAM, "serve", str(file), "--engine", *common, *own],
+                [[*gateway, "--number", str(number)] for number in range(settings.gateways)],
+            )
+        )
+
+
+@app.command(hidden=True)
+def gateway(
+    number: Annotated[int, typer.Option(help="This gateway's, from 0 on.", min=0)],
+    gateways: Annotated[int, typer.Option(help="How many gateways there are.", min=1)],
+    socket: Annotated[Path, typer.Option(help="Where the engine process listens.")],
+    port: Annotated[int, typer.Option(help="TCP port that the gateways share.", min=1, max=65535)],
+    service: Annotated[Path | None, typer.Option(help="The service file.")] = None,
+    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    log_format: Annotated[str | None, typer.Option(help="text, or json.")] = None,
+) -> None:
+    """Hold connections of devices for `serve --gateways`, which starts this command.
+
+    It ends when its standard input ends, or by SIGTERM."""
+    with expected_errors():
+        settings = ServiceSettings.load(service) if service else ServiceSettings()
+        log_at(log_level, log_format or settings.log_format)
+        if number >= gateways:
+            raise ServiceError(
+                Code.BAD_MESSAGE, f"--number {number} was given; there are {gateways} gateways"
+            )
+        serve_gateway(settings.with_gateways(gateways).at_port(port), number, gateways, socket)

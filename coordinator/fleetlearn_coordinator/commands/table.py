@@ -76,6 +76,8 @@ GROUPS: dict[str, tuple[Listed, ...]] = {
     ),
 }
 """Group -> its commands."""
+HIDDEN = (Listed("gateway", "serving", "Hold connections for `serve --gateways`"),)
+"""Commands that other commands start."""
 ALIASES = {"token": "enrol", "roll-back": "rollback"}
 """Names of earlier releases -> today's."""
 
@@ -84,4 +86,4 @@ def find_command(name: str) -> Listed | None:
     """Return the command of this name or alias, or None."""
     name = ALIASES.get(name, name)
     listed = (each for group in GROUPS.values() for each in group)
-    return next((each for each in listed if each.name == name), None)
+    return next((each for each in (*listed, *HIDDEN) if each.name == name), None)

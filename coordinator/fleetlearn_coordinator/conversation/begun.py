@@ -93,6 +93,14 @@ class BegunUploads:
             return None
         return self._kept.pop(task)
 
+    def release(self, spool_file: int) -> bool:
+        """Keep what is in this spool file no longer: it is another's, and its bytes go on coming.
+        Returns whether it was kept."""
+        found = [task for task, each in self._kept.items() if each.spool_file == spool_file]
+        for task in found:
+            del self._kept[task]
+        return bool(found)
+
     def forget(self, unless: Container[str]) -> None:
         """Drop what is here of tasks, except those named by ``unless``."""
         for task in [task for task in self._kept if task not in unless]:

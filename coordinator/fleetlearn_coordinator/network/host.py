@@ -106,7 +106,7 @@ class Host:
             self._fail,
             self._listener.checked_in,
             self._listener.budgets,
-            _signer(service.signing_keys),
+            find_signer(service.signing_keys),
         )
         self.connections = self.shared.connections
         self.devices = self.shared.devices
@@ -135,10 +135,12 @@ class Host:
             self._run = run
         return run
 
-    async def listen(self) -> None:
-        """Begin to accept connections. Raises OSError."""
+    async def listen(self, *, shared: bool = False) -> None:
+        """Begin to accept connections. ``shared``: other processes listen there too. Raises
+        OSError."""
         scheme = "ws" if self._certificates is None else "wss"
-        self.address = f"{scheme}://{await self._listener.listen(*self._listens_on)}"
+        address = await self._listener.listen(*self._listens_on, shared=shared)
+        self.address = f"{scheme}://{address}"
 
     def allow_page(self, port: int) -> None:
         """The coordinator's own page is served on this port of the same host: it may connect."""
@@ -330,7 +332,9 @@ def welcome(
     return Welcome(SOFTWARE, heartbeat, CHUNK_BYTES, ineligible, version, waits, newest, warning)
 
 
-def _signer(files: Sequence[Path]) -> Signer | None:
+def find_signer(files: Sequence[Path]) -> Signer | None:
+    """Return what signs with these keys; None: there are none. Raises FleetError where one cannot
+    be used."""
     if not files:
         return None
     # its import takes 30 ms and 10 MB, for few services

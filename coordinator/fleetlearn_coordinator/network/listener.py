@@ -100,9 +100,10 @@ class Listener:
         self._all_lost = asyncio.Event()
         """Set when the last connection is closed."""
 
-    async def listen(self, host: str, port: int) -> str:
-        """Begin to listen. Returns the address as host:port. Raises OSError."""
-        self._listening = await process_settings.listening_sockets(host, port)
+    async def listen(self, host: str, port: int, *, shared: bool = False) -> str:
+        """Begin to listen. ``shared``: as for ``process_settings.listening_sockets``. Returns the
+        address as host:port. Raises OSError."""
+        self._listening = await process_settings.listening_sockets(host, port, shared=shared)
         self._open = True
         self.check()
         host, port = self._listening[0].getsockname()[:2]

@@ -86,20 +86,22 @@ def places(devices: int, *, files: int) -> DescriptorShares:
     return DescriptorShares(limit, min(devices, limit - newcomers - files - OTHER_FILES), newcomers)
 
 
-async def listening_sockets(host: str, port: int, backlog: int = BACKLOG) -> list[socket.socket]:
+async def listening_sockets(
+    host: str, port: int, backlog: int = BACKLOG, *, shared: bool = False
+) -> list[socket.socket]:
     """Return sockets that listen on an address, without blocking. ``backlog``: connections that the
-    kernel holds before they are accepted. Raises OSError, whose text says what can be done."""
+    kernel holds before they are accepted. ``shared``: other processes of this user may listen there
+    too, and each gets a part of the connections (SO_REUSEPORT). Raises OSError, whose text says
+    what can be done."""
     import asyncio  # late: doctor has no use for it
 
     try:
         # asyncio looks up the name and makes the sockets.
         server = await asyncio.get_running_loop().create_server(
-            asyncio.Protocol, host, port, start_serving=False
+            asyncio.Protocol, host, port, start_serving=False, reuse_port=shared or None
         )
     except OSError as error:
-        raise OSError(
-            error.errno, f"cannot listen on {host}, port {port}: {_why_not(error)}"
-        ) from None
+        raise listening_error(error, host, port) from None
     listening = [one.dup() for one in server.sockets]
     server.close()
     for one in listening:
@@ -107,6 +109,12 @@ async def listening_sockets(host: str, port: int, backlog: int = BACKLOG) -> lis
         one.listen(backlog)
         one.setblocking(False)
     return listening
+
+
+def listening_error(error: OSError, host: str, port: int) -> OSError:
+    """Return an error for people, in place of the system's: an address that cannot be listened
+    on."""
+    return OSError(error.errno, f"cannot listen on {host}, port {port}: {_why_not(error)}")
 
 
 def _why_not(error: OSError) -> str:

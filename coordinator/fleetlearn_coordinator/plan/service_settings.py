@@ -40,6 +40,11 @@ class ServiceError(FleetError):
     is allowed."""
 
 
+def share(places: int, gateways: int) -> int:
+    """Return how many of a service's places each of its gateways has."""
+    return -(-places // gateways)
+
+
 def is_service_file(path: str | os.PathLike[str]) -> bool:
     """Return whether this file is a service file with several runs, and no plan. False where it
     cannot be read."""
@@ -225,6 +230,9 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     proxies: tuple[str, ...] = ()
     """Networks of the proxies in front: which address a device has is believed from there alone
     (`Forwarded`, `X-Forwarded-For`). Each must set one of these headers."""
+    gateways: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Processes that hold the devices' connections, for one that has the run,
+    docs/operate/gateways.md. 0: the coordinator's one process has both."""
     log_format: LogFormat = "text"
     """Of the log of ``fleetlearn-coordinator serve``: text for people, or a line of JSON for each
     record."""
@@ -257,12 +265,28 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
         own = self.page.address if self.page is not None else None
         return [*self.origins, *([own] if own is not None else [])]
 
+    @property
+    def upload_places(self) -> int:
+        """Uploads for which there must be spool files: gateways share ``uploads``, and each has
+        one more file than it needs."""
+        if not self.gateways:
+            return self.uploads
+        return self.gateways * (share(self.uploads, self.gateways) + 1)
+
     def with_metrics_port(self, port: int | None) -> ServiceSettings:
         """Return these settings with another port of [metrics]; None: as they are."""
         if port is None:
             return self
         metrics = replace(self.metrics or MetricsPort(), port=port)
         return replace(self, metrics=metrics)
+
+    def with_gateways(self, gateways: int | None) -> ServiceSettings:
+        """Return these settings with so many gateways; None: as they are."""
+        return self if gateways is None else replace(self, gateways=gateways)
+
+    def at_port(self, port: int) -> ServiceSettings:
+        """Return these settings with another port for devices."""
+        return replace(self, port=port)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ServiceSettings:

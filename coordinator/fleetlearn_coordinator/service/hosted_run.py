@@ -56,7 +56,7 @@ def open_run(
         plan.data_dir,
         identity_of(bundles),
         durable=plan.durable,
-        uploads=service.uploads,
+        uploads=service.upload_places,
         kept=plan.updates_kept,
         any_thread=any_thread,
         what="family of models, or in another order" if plan.is_family else "bundle",

@@ -16,6 +16,8 @@ from fleetlearn_protocol.command_line import refuse_in_loop, stop_signals
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.systemd import ALIVE, READY, STOPPING, notify_systemd
 
+from fleetlearn_coordinator.gateways.engine_host import EngineHost
+from fleetlearn_coordinator.gateways.parent import parent_ended
 from fleetlearn_coordinator.network import peer_log, process_settings
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host
@@ -79,6 +81,23 @@ def serve(
     return asyncio.run(serve_async(plan, service=service, stay=stay, standby=standby))
 
 
+def serve_engine(plan: Plan, *, service: ServiceSettings, stay: bool = False) -> RunResult:
+    """Do what ``serve`` does, as the engine process of ``service.gateways`` gateways, which a
+    supervisor has started: it ends in an orderly way when the supervisor does."""
+
+    async def within() -> RunResult:
+        with process_for_serving() as stopped, parent_ended(partial(_end, stopped)):
+            return await _serve(plan, service, stopped, stay=stay)
+
+    return asyncio.run(within())
+
+
+def _end(stopped: asyncio.Future[str], why: str) -> None:
+    if not stopped.done():
+        logger.info("%s: telling the devices to come back later, then stopping", why)
+        stopped.set_result(f"stopped: {why}")
+
+
 async def serve_async(
     plan: Plan,
     *,
@@ -89,6 +108,12 @@ async def serve_async(
     """Do what ``serve`` does, in a running event loop. The process's signal handlers are as before
     when it returns."""
     settings = service or ServiceSettings()
+    if settings.gateways:
+        raise ServiceError(
+            Code.BAD_MESSAGE,
+            f"gateways = {settings.gateways} starts processes: serve the plan by the command "
+            "`fleetlearn-coordinator serve`, or leave gateways out",
+        )
     with process_for_serving() as stopped:
         if not standby:
             return await _serve(plan, settings, stopped, stay=stay)
@@ -139,12 +164,9 @@ async def running(
     _check_alone(plan, service)
     bundle = open_bundle(plan.bundle)
     await look_at_helper(plan, bundle.manifest, RunLog())
-    files = most_spool_files(service.uploads, plan.updates_kept) + page_descriptors(service)
-    places = process_settings.places(service.max_connections, files=files)
-    check_places(plan, service, places)
     identities = None if service.identities is None else open_identities(service.identities)
     try:
-        host = Host(service, places, None if identities is None else Gate(identities))
+        host = _make_host(plan, service, identities)
         now = Clocks(asyncio.get_running_loop().time(), time.time())
         run = HostedRun(open_run(plan, service, now, bundle=bundle), host)
         try:
@@ -187,6 +209,17 @@ async def running(
     finally:
         if identities is not None:
             identities.close()
+
+
+def _make_host(
+    plan: Plan, service: ServiceSettings, identities: Identities | None
+) -> Host | EngineHost:
+    if service.gateways:  # they have the connections, and look who may connect
+        return EngineHost(service, service.gateways, plan.data_dir)
+    files = most_spool_files(service.uploads, plan.updates_kept) + page_descriptors(service)
+    places = process_settings.places(service.max_connections, files=files)
+    check_places(plan, service, places)
+    return Host(service, places, None if identities is None else Gate(identities))
 
 
 def _log(identities: Identities | None, what: str, plan: Plan, run: HostedRun) -> None:

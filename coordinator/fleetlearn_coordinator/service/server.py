@@ -318,6 +318,11 @@ class RunServer:
         else:
             self.spool.free_spool_file(begun.spool_file)
 
+    def release_upload(self, spool_file: int) -> bool:
+        """Part from the begun upload in this spool file, which a gateway has: its connection
+        outlived the process that lent the file. Returns whether the run had it."""
+        return self.run.begun.release(spool_file)
+
     def weigh(self, device: str, task: str, now: float) -> float | None:
         if self.has_counted(device, task):
             return None

@@ -19,6 +19,7 @@ from fleetlearn_protocol.systemd import READY, notify_systemd
 from fleetlearn_coordinator.network import peer_log, process_settings
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host, spread
+from fleetlearn_coordinator.plan.gateway_rules import check_gateways
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.scaled_plan import scale_plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
@@ -82,6 +83,8 @@ async def hosting(
     """Serve the runs of a service, with their data directories open and the host listening, until
     the block is left. ``stopping``: returns whether the process was told to stop."""
     assert service.runs is not None
+    if service.gateways:
+        check_gateways(service)
     with closing(Runs(service.runs)) as wanted, wanted.lock():
         identities = None if service.identities is None else open_identities(service.identities)
         try:

@@ -28,8 +28,8 @@ StartLimitBurst=5
 
 [Service]
 Type=notify
-NotifyAccess=main
-ExecStart={command}
+NotifyAccess={notify}
+{kill_mode}ExecStart={command}
 Restart=on-failure
 RestartSec=5
 # The coordinator says when it listens, and then once a second that it is alive.
@@ -112,6 +112,10 @@ def make_unit(
         file=plain(source),
         command=" ".join(map(quoted, words)),
         open_files=OPEN_FILES,
+        # With gateways the main process supervises: the engine process says how it is, and what the
+        # main one has started is ended by it.
+        notify="all" if settings.gateways else "main",
+        kill_mode="KillMode=mixed\n" if settings.gateways else "",
         identity=identity,
         for_the_system=FOR_THE_SYSTEM,
         for_every_service=FOR_EVERY_SERVICE,

@@ -29,6 +29,8 @@ from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableEr
 from fleetlearn_coordinator.storage.file_bytes import FileBytes
 
 MODELS, UPLOADS, SUMS_FOLDER, SUMS = "models", "uploads", "sums", ("a", "b")
+LENT = "lent"
+"""A file beside the spool files: they were lent to other processes once."""
 WRITTEN_BYTES = 2**24
 """Bytes of a saved sum that are written before the lock is looked at again."""
 
@@ -103,6 +105,11 @@ class FileBlobs(FileModels):
         self._checkpoints: set[int] = set()
         """The spool files that have a checkpoint. Few do: no file is looked for."""
         self._sums: list[int] = []
+        self._lent_before = (folder / UPLOADS / LENT).exists()
+        """Whether an earlier process lent spool files to others, which may still be there."""
+        self._distrusted: set[int] = set()
+        """Numbers of files that a process without a right to it may write: they are replaced before
+        they are used again."""
 
     def close(self) -> None:
         for descriptor in (*self._spool, *self._sums):
@@ -116,7 +123,10 @@ class FileBlobs(FileModels):
     def take_spool_file(self) -> int:
         if not self._free:
             self._add_spool_file()
-        return self._free.pop()
+        number = self._free.pop()
+        if number in self._distrusted:
+            self._replace_spool_file(number)
+        return number
 
     def reserve_spool_file(self, number: int) -> None:
         while len(self._spool) <= number:
@@ -152,6 +162,49 @@ class FileBlobs(FileModels):
             checkpoint_path(self.folder, number).unlink(missing_ok=True)
             self._checkpoints.discard(number)
 
+    # Lent to other processes (lent_spool.py)
+
+    def begin_lending(self) -> None:
+        (self.folder / UPLOADS / LENT).touch()
+
+    def mark_spool_file(self, number: int) -> int:
+        return os.fstat(self._spool[number]).st_ino
+
+    def has_spool_file(self, number: int, mark: int) -> bool:
+        return number < len(self._spool) and self.mark_spool_file(number) == mark
+
+    def claim_spool_file(self, number: int, mark: int) -> bool:
+        while len(self._spool) <= number:
+            self._add_spool_file()
+        if number not in self._free or not self.has_spool_file(number, mark):
+            return False
+        self._free.remove(number)
+        self._distrusted.discard(number)
+        return True
+
+    def distrust_spool_file(self, number: int) -> None:
+        self._distrusted.add(number)
+
+    def find_checkpoint(self, number: int) -> bytes | None:
+        try:
+            content = checkpoint_path(self.folder, number).read_bytes()
+        except FileNotFoundError:
+            return None
+        self._checkpoints.add(number)
+        return content
+
+    def _replace_spool_file(self, number: int) -> None:
+        self._check()
+        path = self._spool_path(number)
+        os.close(self._spool[number])
+        path.unlink(missing_ok=True)
+        self._spool[number] = os.open(path, os.O_RDWR | os.O_CREAT)
+        self._distrusted.discard(number)
+        if self._power:
+            sync(self.folder / UPLOADS)
+
+    # As they are written and read
+
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
         self._check()
         with named_errors(self.where_spool_file, number):
@@ -185,6 +238,8 @@ class FileBlobs(FileModels):
 
     def _add_spool_file(self) -> None:
         number = len(self._spool)
+        if self._lent_before and self._spool_path(number).exists():
+            self._distrusted.add(number)
         self._spool.append(os.open(self._spool_path(number), os.O_RDWR | os.O_CREAT))
         if self._power:  # a file survives a power cut only if its name does
             sync(self.folder / UPLOADS)

@@ -69,7 +69,8 @@ def test_the_example_has_every_key_with_its_default() -> None:
     keys = [key for section in sections for key in section.__struct_fields__]
     assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in keys)
     defaults = {
-        key: "false" if value is False else str(value or "none") for key, value in values.items()
+        key: "false" if value is False else "none" if value in (None, "", ()) else str(value)
+        for key, value in values.items()
     }
     assert stated == {key: value.removesuffix(".0") for key, value in defaults.items()} | {
         "host": "127.0.0.1"

@@ -108,14 +108,18 @@ class Contents:
     def __init__(self, *bundles: Bundle) -> None:
         self._files = dict[str, tuple[Bundle, str]]()
         """SHA-256 of a file -> its bundle, and its path there."""
-        for bundle in bundles:
-            self._files[bundle.sha256] = bundle, MANIFEST
-            for path, entry in bundle.manifest.files.items():
-                self._files[entry.sha256] = bundle, path
+        self.add_bundles(*bundles)
         self._contents: dict[str, FramedContent | StoredContent] = {}
         self._newest: set[str] = set()
         self._older: set[str] = set()
         self._count = 0
+
+    def add_bundles(self, *bundles: Bundle) -> None:
+        """Let the files of these bundles be fetched too."""
+        for bundle in bundles:
+            self._files[bundle.sha256] = bundle, MANIFEST
+            for path, entry in bundle.manifest.files.items():
+                self._files[entry.sha256] = bundle, path
 
     def publish(self, newest: Mapping[str, Buffer], older: Mapping[str, Older]) -> list[str]:
         """Serve these bytes as the newest, and the older ones from the store. Returns the SHA-256

@@ -1,0 +1,336 @@
+"""The devices of a run whose connections gateways hold: what the run sees of them in the engine
+process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Container, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+
+from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.frames import Buffer
+from fleetlearn_protocol.messages import CheckIn, FromCoordinator
+
+from fleetlearn_coordinator.conversation.begun import BegunUpload, decode_begun
+from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT
+from fleetlearn_coordinator.conversation.port import Port, Spool
+from fleetlearn_coordinator.gateways import wire
+from fleetlearn_coordinator.gateways.bus import Bus
+from fleetlearn_coordinator.gateways.gateway_link import GatewayLink, RemoteDevice
+from fleetlearn_coordinator.gateways.lent_files import LentFiles
+from fleetlearn_coordinator.gateways.local_bus import listen_locally
+from fleetlearn_coordinator.gateways.published_files import PublishedFiles
+from fleetlearn_coordinator.network.driver import ServedRun
+from fleetlearn_coordinator.network.host import find_signer
+from fleetlearn_coordinator.network.loop_lag import LoopLag
+from fleetlearn_coordinator.network.output_gate import OutputGate
+from fleetlearn_coordinator.network.run_host import ConnectionsNow, UploadsNow
+from fleetlearn_coordinator.network.transfers.contents import Contents, Older
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings, share
+from fleetlearn_coordinator.storage.lent_spool import LendableSpool
+
+if TYPE_CHECKING:
+    from fleetlearn_coordinator.network.several.turns import Turns
+
+SOCKET = "gateways.sock"
+"""The bus's socket, in the run's data directory."""
+CONTENTS = "served"
+"""The folder with what devices fetch, in the run's data directory."""
+GATEWAY_SILENT = 15.0
+"""Seconds without a word of a gateway, after which it is lost: its devices connect to another."""
+
+
+@runtime_checkable
+class ReleasesUploads(Protocol):
+    """A run that keeps begun uploads."""
+
+    def release_upload(self, spool_file: int) -> bool:
+        """Part from the begun upload in this spool file, whose bytes go on coming. Returns whether
+        the run had it."""
+
+
+class EngineHost:
+    """A ``RunHost`` within a running event loop, for one run, whose devices are connected to
+    ``gateways`` gateways."""
+
+    turns: Turns | None = None
+
+    def __init__(self, service: ServiceSettings, gateways: int, folder: Path) -> None:
+        """``folder``: the run's data directory. Raises FleetError where a signing key cannot be
+        used."""
+        self.heartbeat = service.heartbeat
+        self.address = ""
+        self.lag = LoopLag()
+        self.ended = False
+        self.gateways: dict[int, GatewayLink] = {}
+        """Number of a gateway that has said hello -> what is known of it."""
+        self.devices: dict[str, RemoteDevice] = {}
+        """Device -> its connection, once it has joined."""
+        self.most = service.max_connections
+        self.files: LentFiles
+        self.spool: LendableSpool
+        self._count, self._folder = gateways, folder
+        # as many as a gateway's uploads with a place, and those that lost theirs
+        self._each = 2 * share(service.uploads, gateways) + 1
+        self._buses: set[GatewayLink] = set()
+        """All that are connected, with those that have not said hello."""
+        self._signer = find_signer(service.signing_keys)
+        self._published: PublishedFiles
+        self._page: int | None = None
+        self._bundles: tuple[str, ...] = ()
+        self.run: ServedRun
+        self._server: asyncio.AbstractServer | None = None
+        self._first: asyncio.Event = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._swept = time.monotonic()
+        """When ``sweep`` looked last."""
+        self._refused: dict[str, int] = {}
+        """Of gateways that are gone."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+        for link in list(self._buses):
+            link.close()
+
+    def end(self) -> None:
+        """Do nothing more, whatever gateways say."""
+        self.ended = True
+
+    def serve_run(
+        self,
+        port: Port,
+        bundles: Iterable[Bundle],
+        failed: Callable[[Exception], None],
+        name: str = "",
+    ) -> ServedRun:
+        """Serve the run. Raises FleetError where its spool files cannot be lent."""
+        spool = port.spool
+        if not isinstance(spool, LendableSpool):
+            raise FleetError(
+                Code.BAD_MESSAGE, "gateways need the run's spool files in a folder of this machine"
+            )
+        self.spool = spool
+        releases = port.release_upload if isinstance(port, ReleasesUploads) else None
+        self.files = LentFiles(spool, self._each, releases)
+        self._bundles = tuple(str(bundle.path.absolute()) for bundle in bundles)
+        self._published = PublishedFiles(self._folder / CONTENTS)
+        self.run = ServedRun(port, Contents(), failed, name, OutputGate())
+        return self.run
+
+    async def listen(self) -> None:
+        """Let gateways in, and wait for the first of them. Raises OSError."""
+        self._server = await listen_locally(self._folder / SOCKET, self._let_in)
+        await self._first.wait()
+
+    def _let_in(self, bus: Bus) -> GatewayLink:
+        link = GatewayLink(self, bus)
+        self._buses.add(link)
+        return link
+
+    # What links say
+
+    def said_hello(self, link: GatewayLink, hello: wire.GatewayHello) -> None:
+        """A gateway is there, or is there again."""
+        earlier = self.gateways.get(hello.gateway)
+        if earlier is not None:
+            earlier.close()
+            self.lost(earlier)
+        self.gateways[hello.gateway] = link
+        lost = self.files.claim(hello.gateway, hello.files + hello.asked)
+        probe = "?"
+        shown = self.run.port.shown(None, probe)
+        link.say(
+            wire.Setup(
+                self._bundles,
+                str(self._published.folder.absolute()),
+                str(self.spool.folder.absolute()),
+                tuple(lost),
+                self._page,
+                None if shown == probe else shown,
+            )
+        )
+        link.say(wire.PublishContents(self._published.newest, self._published.older))
+        self._lend(link)
+        self.address = self.address or hello.address
+        self._first.set()
+
+    def lost(self, link: GatewayLink) -> None:
+        """A gateway is gone, and with it its devices' connections."""
+        self._buses.discard(link)
+        if self.gateways.get(link.number) is not link:
+            return
+        del self.gateways[link.number]
+        for cause, count in link.figures.refused.items():
+            self._refused[cause] = self._refused.get(cause, 0) + count
+        if self.ended:
+            return
+        try:
+            for number in self.files.take_back_all(link.number):
+                self.keep(number)
+            for device in list(link.devices.values()):
+                self.gone(device)
+            self.grant()
+        except Exception as error:
+            self.run.failed(error)
+
+    def joined(self, device: RemoteDevice, check_in: CheckIn) -> None:
+        """The device may stay: it joins the run. An earlier connection of it is over."""
+        earlier = self.devices.get(device.name)
+        if earlier is not None:
+            del earlier.link.devices[earlier.connection]
+            earlier.link.say(wire.ReplaceDevice(earlier.connection, device.address))
+        self.devices[device.name] = device
+        device.link.devices[device.connection] = device
+        self.run.port.join(check_in, self._loop.time())
+
+    def gone(self, device: RemoteDevice) -> None:
+        """The device's connection is gone. Harmless where the device has connected again."""
+        device.link.devices.pop(device.connection, None)
+        if self.devices.get(device.name) is device:
+            del self.devices[device.name]
+            self.run.port.leave(device.name, self._loop.time())
+
+    def keep(self, number: int, begun: BegunUpload | None = None) -> None:
+        """The run has this spool file again. ``begun``: what it holds; None: what its checkpoint
+        says, if there is one."""
+        content = self.spool.find_checkpoint(number)
+        if begun is None and content is not None:
+            begun = decode_begun(content)
+        if begun is not None and begun.spool_file == number:
+            self.run.port.keep_upload(begun.device, begun)
+        else:
+            self.spool.free_spool_file(number)
+
+    def drop_checkpoint(self, number: int) -> None:
+        """The upload in this spool file is complete."""
+        if self.spool.find_checkpoint(number) is not None:
+            self.spool.drop_checkpoint(number)
+
+    # What the run asks
+
+    def devices_of(self, run: ServedRun) -> list[str]:
+        """Return all connected devices: there is one run."""
+        return list(self.devices)
+
+    def can_sign_for(self, check_in: CheckIn) -> bool:
+        """Return whether the device, if it trusts keys, trusts one of the service's."""
+        return not check_in.trusts or (
+            self._signer is not None and self._signer.for_device(check_in) is not None
+        )
+
+    def tell(self, device: str, message: FromCoordinator) -> None:
+        """Send to a device, if it is connected."""
+        connected = self.devices.get(device)
+        if connected is not None:
+            connected.link.tell(connected, message)
+
+    def grant(self) -> None:
+        """Lend gateways the spool files that they lack."""
+        for link in self.gateways.values():
+            self._lend(link)
+
+    def _lend(self, link: GatewayLink) -> None:
+        if files := self.files.lend(link.number):
+            link.say(wire.LendFiles(tuple(files)))
+
+    def forget_uploads(self, spool: Spool, unless: Container[str]) -> None:
+        """Have gateways forget what they remember of tasks that are over."""
+        self._say_to_all(wire.TasksOver())
+
+    def uploads_of(self, spool: Spool) -> UploadsNow:
+        """Return how many uploads there are, as gateways said last."""
+        figures = [link.figures for link in self.gateways.values()]
+        return UploadsNow(
+            sum(each.arriving for each in figures), sum(each.waiting for each in figures)
+        )
+
+    def publish(
+        self, run: ServedRun, newest: Mapping[str, Buffer], older: Mapping[str, Older]
+    ) -> None:
+        """Serve the run's newest vectors by their SHA-256, and the older ones that its tasks began
+        from. Raises OSError."""
+        self._published.publish(newest, older)
+        self._say_to_all(wire.PublishContents(self._published.newest, self._published.older))
+
+    def serve_older(self, run: ServedRun, sha256: str, where: Older) -> None:
+        """Serve an older vector too, until newest ones are published without it. Raises OSError."""
+        if sha256 not in self._published.newest + self._published.older:
+            self._published.add_older(sha256, where)
+            self._say_to_all(wire.PublishOlder(sha256))
+
+    def allow_page(self, port: int) -> None:
+        """The coordinator's own page is served on this port: it may connect."""
+        self._page = port
+        self._say_to_all(wire.PageMayConnect(port))
+
+    def _say_to_all(self, message: wire.ToGateway) -> None:
+        for link in self.gateways.values():
+            link.say(message)
+
+    # The process
+
+    @property
+    def certificate_ends(self) -> float | None:
+        """When the first of the gateways' certificates ends, in Unix time."""
+        ends = [link.figures.certificate_ends for link in self.gateways.values()]
+        return min((each for each in ends if each is not None), default=None)
+
+    def connections_now(self) -> ConnectionsNow:
+        """Return what the gateways' connections are like, as they said last."""
+        figures = [link.figures for link in self.gateways.values()]
+        refused = dict(self._refused)
+        for each in figures:
+            for cause, count in each.refused.items():
+                refused[cause] = refused.get(cause, 0) + count
+        return ConnectionsNow(
+            sum(each.open for each in figures),
+            sum(each.unsent for each in figures),
+            max((each.longest for each in figures), default=0),
+            refused,
+        )
+
+    def gateways_now(self) -> list[dict[str, Any]]:
+        """Return what people are told of each gateway, in order of their numbers."""
+        return [
+            {
+                "number": number,
+                "process": link.process,
+                "connections": link.figures.open,
+                "devices": len(link.devices),
+                "bytes_up": link.bytes_up,
+                "bytes_down": link.bytes_down,
+                "lag": link.figures.lag,
+            }
+            for number, link in sorted(self.gateways.items())
+        ]
+
+    def sweep(self, interval: float) -> None:
+        """End gateways that say nothing any more: their process stands still."""
+        now, longest = time.monotonic(), GATEWAY_SILENT
+        since, self._swept = now - self._swept, now
+        if since > 1.25 * interval:  # this process stood still itself: that is nobody's silence
+            longest += since
+        for link in list(self.gateways.values()):
+            if now - link.heard > longest:
+                link.close()
+                self.lost(link)
+        self.grant()
+
+    async def empty(self) -> None:
+        """Wait STOP_TIMEOUT seconds at most for all devices to leave."""
+        until = self._loop.time() + STOP_TIMEOUT
+        while self.devices and self._loop.time() < until:
+            await asyncio.sleep(0.05)

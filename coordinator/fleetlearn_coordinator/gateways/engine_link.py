@@ -1,0 +1,375 @@
+"""A gateway's end of the bus: what its conversations ask of the engine process, and what that tells
+its devices."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from collections.abc import Callable, Collection, Container
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.errors import FleetError, ProtocolError, in_words
+from fleetlearn_protocol.frames import Buffer
+from fleetlearn_protocol.messages import CheckIn, ComeBack
+from msgspec import DecodeError
+from msgspec.structs import replace
+
+from fleetlearn_coordinator.conversation.begun import Announced
+from fleetlearn_coordinator.conversation.pending import Pending
+from fleetlearn_coordinator.conversation.port import Admitted, Spool
+from fleetlearn_coordinator.gateways import wire
+from fleetlearn_coordinator.gateways.bus import Bus
+from fleetlearn_coordinator.gateways.outbox import GatewayOutbox
+from fleetlearn_coordinator.gateways.remote_port import RemotePort
+from fleetlearn_coordinator.gateways.remote_spool import RemoteSpool
+from fleetlearn_coordinator.network.driver import ConnectionDriver
+from fleetlearn_coordinator.network.host import SOFTWARE, spread
+from fleetlearn_coordinator.network.peer_log import logger
+from fleetlearn_coordinator.network.transfers.contents import Contents, Older
+from fleetlearn_coordinator.rounds.participation_limits import PrivacyLimitError
+from fleetlearn_coordinator.storage.file_bytes import FileBytes
+
+ADMISSION_PATIENCE = 20.0
+"""Seconds that a device waits for its welcome while the engine process is away. Then it is told to
+come back later: devices give up after 30 s or so."""
+
+
+class GatewayConnections(Protocol):
+    """The connections of the gateway: gateway_host.py."""
+
+    address: str
+    devices: dict[str, ConnectionDriver]
+
+    def replace(self, driver: ConnectionDriver, address: str) -> None:
+        """The device has connected again, from this address."""
+
+    def drop_uploads(self, files: Collection[int]) -> None:
+        """These spool files are others' now."""
+
+    def forget_uploads(self, spool: Spool, unless: Container[str]) -> None:
+        """The tasks of this spool are over, except those named by ``unless``."""
+
+    def allow_page(self, port: int) -> None:
+        """The coordinator's own page is served on this port: it may connect."""
+
+    def grant(self) -> None:
+        """Let uploads begin, as many as there is room for."""
+
+
+class OpenQuestion(NamedTuple):
+    """A question that is not answered yet."""
+
+    message: Any
+    pending: Pending[Any]
+    port: RemotePort
+    at: float
+    """When it was asked, on the event loop's clock."""
+
+
+class EngineLink:
+    """What a gateway has of the run. A ``BusUser``, of one bus after another: where one is lost the
+    gateway's devices stay, questions wait, and all that counts is said again on the next one."""
+
+    def __init__(self, host: GatewayConnections, gateway: int, process: int) -> None:
+        self._host, self._gateway, self._process = host, gateway, process
+        self._loop = asyncio.get_running_loop()
+        self.spool = RemoteSpool()
+        self.contents = Contents()
+        """What devices may fetch."""
+        self.shown: str | None = None
+        """What people read in place of what a device says of its data. None: they read that."""
+        self.is_set_up = asyncio.Event()
+        """Set while the engine process knows this gateway."""
+        self.over = asyncio.Event()
+        """Set while there is no bus."""
+        self.over.set()
+        self._bus: Bus | None = None
+        self._out = GatewayOutbox()
+        self._flushing = False
+        self._questions: dict[int, OpenQuestion] = {}
+        """The order is the order in which they were asked."""
+        self._question = self._connection = 0
+        self._given_up: dict[int, RemotePort] = {}
+        """Number of a question -> the port of a device that was told to come back later."""
+        self._ports: dict[int, RemotePort] = {}
+        """Number of a connection -> its port, once the device asked to check in."""
+        self._folder = Path()
+        self._bundles: tuple[str, ...] = ()
+
+    # What the gateway's conversations ask and say
+
+    def new_port(self, address: str, check_in: CheckIn) -> RemotePort:
+        """Return the port of a connection that asks to check in."""
+        self._connection += 1
+        port = RemotePort(self, self._connection, address, check_in)
+        self._ports[port.connection] = port
+        return port
+
+    def ask(self, make: Callable[[int], Any], port: RemotePort) -> Pending[Any]:
+        """Ask something of the engine process, now or when it is back. ``make``: returns the
+        message, from the question's number."""
+        self._question += 1
+        message, pending = make(self._question), Pending[Any]()
+        self._questions[self._question] = OpenQuestion(message, pending, port, self._loop.time())
+        self.say(message)
+        return pending
+
+    def say(self, message: wire.ToEngine) -> None:
+        """Say something that is not answered. Where there is no bus it is dropped: what counts of
+        it is in the next hello."""
+        if self._bus is not None:
+            self._out.add(message)
+            self._flush_soon()
+
+    def left(self, port: RemotePort) -> None:
+        """The connection is gone."""
+        self._ports.pop(port.connection, None)
+        self.say(wire.DeviceGone(port.connection))
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._bus is not None and self._out and not self._bus.full:
+            self._bus.send(wire.encode_batch(self._out.take()))
+
+    def writable(self) -> None:
+        self._flush()
+
+    # The bus
+
+    def speak_on(self, bus: Bus) -> EngineLink:
+        """Speak on this bus from now on, beginning with a hello. Returns self."""
+        self._bus = bus
+        self.over.clear()
+        self._out.take()
+        self._given_up.clear()  # the engine process does not know their connections
+        drivers = self._host.devices.values()
+        present = [port for port in map(port_of, drivers) if port is not None]
+        asked = [each.message for each in self._questions.values()]
+        self._ports = {port.connection: port for port in present}
+        self._ports |= {
+            each.port.connection: each.port
+            for each in self._questions.values()
+            if isinstance(each.message, wire.AskAdmission)
+        }
+        given = {each.file for each in asked if isinstance(each, wire.AskSave)}
+        given |= {each.begun.spool_file for each in asked if isinstance(each, wire.AskKeep)}
+        held = self.spool.held()
+        self._out.add(
+            wire.GatewayHello(
+                self._gateway,
+                self._process,
+                SOFTWARE,
+                self._host.address,
+                tuple(file for file in held if file.number not in given),
+                tuple(file for file in held if file.number in given),
+                tuple(each for each in asked if isinstance(each, wire.AskEnd)),
+                tuple(
+                    wire.PresentDevice(
+                        port.connection,
+                        replace(port.check_in, held=port.held),
+                        port.address,
+                        port.waits,
+                    )
+                    for port in present
+                ),
+            )
+        )
+        for message in asked:
+            if not isinstance(message, wire.AskEnd):
+                self._out.add(message)
+        self._flush()
+        return self
+
+    def lost(self, why: str) -> None:
+        if self._bus is None:
+            return
+        self._bus = None
+        self.is_set_up.clear()
+        self.over.set()
+        self._out.take()
+        logger.warning(
+            "the engine process is away (%s): devices stay connected and wait for it", why
+        )
+
+    def close(self) -> None:
+        """End the bus, once what was said is carried."""
+        self._flush()
+        if self._bus is not None:
+            self._bus.close()
+
+    def received(self, batch: bytes) -> None:
+        try:
+            messages = wire.decode_for_gateway(batch)
+        except DecodeError as error:
+            logger.error("the engine process speaks another language: %s", error)
+            self.close()
+            return
+        for message in messages:
+            try:
+                self._handle(message)
+            except Exception as error:
+                self.fail(error)
+        self._host.grant()
+
+    def fail(self, error: Exception) -> None:
+        """Something that no device is to blame for: the run must end."""
+        expected = isinstance(error, FleetError | OSError)
+        text = in_words(error, file=True)
+        logger.error("the gateway failed: %s", text, exc_info=None if expected else error)
+        self.say(wire.GatewayFailed(text))
+
+    def sweep(self, now: float) -> None:
+        """Send away whoever has waited for a welcome for too long. Called each second."""
+        for number, asked in list(self._questions.items()):
+            is_late = now - asked.at > ADMISSION_PATIENCE
+            if is_late and isinstance(asked.message, wire.AskAdmission):
+                del self._questions[number]
+                self._given_up[number] = asked.port
+                asked.pending.answer(ComeBack(spread(30.0), "busy"), now)
+
+    # What the engine process says
+
+    def _handle(self, message: wire.ToGateway) -> None:
+        match message:
+            case wire.Setup():
+                self._set_up(message)
+            case wire.Admission(number, welcome, download, upload):
+                self._admitted(number, lambda port: Admitted(port, welcome, download, upload))
+            case wire.Dismissal(number, come_back):
+                self._answer(number, lambda port: come_back)
+            case wire.Announcement():
+                self._announced(message)
+            case wire.Answered(number, value):
+                self._answered(number, value)
+            case wire.QuestionRefused(number, code, text, is_limit):
+                error = PrivacyLimitError(text) if is_limit else ProtocolError(code, text)
+                asked = self._questions.pop(number, None)
+                if asked is not None:
+                    asked.pending.fail(error, self._loop.time())
+            case wire.TellDevice(connection, told, elements):
+                self._tell(connection, told, elements)
+            case wire.ReplaceDevice(connection, address):
+                port = self._ports.pop(connection, None)
+                driver = None if port is None else self._host.devices.get(port.device)
+                if driver is not None and port_of(driver) is port:
+                    self._host.replace(driver, address)
+            case wire.PublishContents(newest, older):
+                self._publish(newest, older)
+            case wire.PublishOlder(sha256):
+                self.contents.serve_older(sha256, Older(*self._stored(sha256)))
+            case wire.LendFiles(files):
+                self.spool.lend(files)
+            case wire.TasksOver():
+                self._host.forget_uploads(self.spool, unless=self._tasks())
+            case wire.PageMayConnect(port_number):
+                self._host.allow_page(port_number)
+
+    def _set_up(self, setup: wire.Setup) -> None:
+        self.shown, self._folder = setup.shown, Path(setup.contents)
+        if setup.bundles != self._bundles:
+            self._bundles = setup.bundles
+            self.contents.add_bundles(*map(open_bundle, setup.bundles))
+        self.spool.find(Path(setup.spool))
+        self.spool.lose(setup.lost)
+        self._host.drop_uploads(setup.lost)
+        if setup.page is not None:
+            self._host.allow_page(setup.page)
+        self.is_set_up.set()
+
+    def _answer(self, number: int, answer_for: Callable[[RemotePort], object]) -> RemotePort | None:
+        """Hand on an answer. Returns the port of whoever asked; None: nobody waits for it."""
+        asked = self._questions.pop(number, None)
+        if asked is None:
+            return None
+        asked.pending.answer(answer_for(asked.port), self._loop.time())
+        return asked.port
+
+    def _admitted(self, number: int, answer_for: Callable[[RemotePort], object]) -> None:
+        port = self._answer(number, answer_for) or self._given_up.pop(number, None)
+        if port is None:
+            return
+        driver = self._host.devices.get(port.device)
+        if driver is None or port_of(driver) is not port:  # it is gone, or was sent away
+            self.left(port)
+
+    def _announced(self, message: wire.Announcement) -> None:
+        asked = self._questions.pop(message.question, None)
+        if asked is None:
+            return
+        assert isinstance(asked.message, wire.AskAnnounce)
+        begun = message.begun
+        if begun is not None and not self.spool.adopt(
+            wire.LentFile(begun.spool_file, message.mark)
+        ):
+            begun = None
+        asked.port.announced(asked.message.report, message)
+        asked.pending.answer(Announced(message.wanted, begun), self._loop.time())
+
+    def _answered(self, number: int, value: bool | float | None) -> None:
+        asked = self._questions.pop(number, None)
+        if asked is None:
+            return
+        match asked.message:
+            case wire.AskSave(report=report, file=file):
+                self.spool.gave(file)
+                asked.port.saved(report.task)
+            case wire.AskAnswered(reply=reply):
+                asked.port.saved(reply.task)
+            case wire.AskKeep(begun=begun):
+                self.spool.gave(begun.spool_file)
+        asked.pending.answer(value, self._loop.time())
+
+    def _tell(self, connection: int, message: Any, elements: dict[str, int]) -> None:
+        port = self._ports.get(connection)
+        driver = None if port is None else self._host.devices.get(port.device)
+        if port is not None and driver is not None and port_of(driver) is port:
+            port.heard(message, elements)
+            driver.conversation.tell(message)
+
+    def _tasks(self) -> set[str]:
+        """Return the tasks of the connected devices."""
+        held = (port.held for port in self._ports.values())
+        return {each.task for each in held if each is not None}
+
+    # Contents
+
+    def _publish(self, newest: tuple[str, ...], older: tuple[str, ...]) -> None:
+        found: dict[str, Buffer] = {}
+        stored: dict[str, Older] = {}
+        for sha256 in newest:
+            file, size = self._stored(sha256)
+            found[sha256] = file.map() if size else b""
+        for sha256 in older:
+            stored[sha256] = Older(*self._stored(sha256))
+        for gone in self.contents.publish(found, stored):
+            for driver in list(self._host.devices.values()):
+                driver.conversation.withdrawn(gone)
+
+    def _stored(self, sha256: str) -> tuple[MappedFile, int]:
+        file = MappedFile(self._folder / sha256)
+        return file, file.size
+
+
+class MappedFile(FileBytes):
+    """Stored bytes that can be read without a copy. Nobody makes such a file shorter: it is removed
+    as a whole."""
+
+    def map(self) -> Buffer:
+        """Return the bytes, in the system's own cache of the file, as other processes have it."""
+        return memoryview(mmap.mmap(self._file, self.size, access=mmap.ACCESS_READ))
+
+
+def port_of(driver: ConnectionDriver) -> RemotePort | None:
+    """Return the port of a connection whose device has checked in; None: it has not."""
+    conversation = driver.conversation
+    if conversation.device is None:
+        return None
+    assert isinstance(conversation.port, RemotePort)
+    return conversation.port

@@ -1,0 +1,118 @@
+"""A gateway as a process: its listener, its bus to the engine process, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fleetlearn_protocol.command_line import stop_signals
+from fleetlearn_protocol.errors import in_words
+from msgspec.structs import replace
+
+from fleetlearn_coordinator.gateways.engine_link import EngineLink
+from fleetlearn_coordinator.gateways.gateway_host import GatewayHost
+from fleetlearn_coordinator.gateways.local_bus import connect_locally
+from fleetlearn_coordinator.gateways.parent import parent_ended
+from fleetlearn_coordinator.network import peer_log, process_settings
+from fleetlearn_coordinator.network.gate import Gate
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings, share
+from fleetlearn_coordinator.storage.identities import open_identities
+
+logger = logging.getLogger("fleetlearn.coordinator")
+
+SWEEP = 1.0
+"""Seconds between looks at all connections."""
+RETRY = 0.1, 1.0
+"""Seconds between tries to connect to the engine process: at first, and at most."""
+
+
+def serve_gateway(service: ServiceSettings, number: int, of: int, socket: Path) -> None:
+    """Hold connections of devices until SIGTERM or SIGINT comes, or the process that started this
+    one has ended. Blocks.
+
+    ``number``: this gateway's, from 0 on. ``of``: how many there are: each has its share of the
+    service's places for transfers. ``socket``: the engine process's. Raises FleetError, OSError.
+    """
+    asyncio.run(_serve(service, number, of, socket))
+
+
+async def _serve(service: ServiceSettings, number: int, of: int, socket: Path) -> None:
+    loop = asyncio.get_running_loop()
+    stopped: asyncio.Future[str] = loop.create_future()
+
+    def stop(why: str) -> None:
+        if not stopped.done():
+            stopped.set_result(why)
+
+    process_settings.keep_freed_memory()
+    process_settings.raise_file_limit()
+    with stop_signals(loop, lambda signal: stop(signal.name)), parent_ended(stop):
+        async with gateway_running(service, number, of, socket) as host:
+            process_settings.collect_garbage_rarely()
+            logger.info("gateway %d listens on %s", number, host.address)
+            await stopped
+            await host.empty()
+    logger.info("gateway %d ends: %s", number, stopped.result())
+
+
+@asynccontextmanager
+async def gateway_running(
+    service: ServiceSettings, number: int, of: int, socket: Path
+) -> AsyncIterator[GatewayHost]:
+    """Hold connections of devices, as ``serve_gateway`` does, until the block is left."""
+    uploads, downloads = share(service.uploads, of), share(service.downloads, of)
+    service = replace(service, uploads=uploads, downloads=downloads)
+    files = 4 * uploads  # lent spool files, and those that were lent before
+    places = process_settings.places(service.max_connections, files=files)
+    identities = None if service.identities is None else open_identities(service.identities)
+    try:
+        gate = None if identities is None else Gate(identities)
+        host = GatewayHost(service, places, gate, gateway=number, process=os.getpid())
+        async with host:
+            await host.listen(shared=True)
+            tasks = [
+                asyncio.create_task(_stay_connected(host.link, socket)),
+                asyncio.create_task(_sweep(host)),
+            ]
+            try:
+                yield host
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                host.end()
+        host.link.close()
+        host.link.spool.close()
+    finally:
+        if identities is not None:
+            identities.close()
+
+
+async def _stay_connected(link: EngineLink, socket: Path) -> None:
+    """Connect to the engine process, again and again: whenever it was started again."""
+    pause, longest = RETRY
+    while True:
+        try:
+            await connect_locally(socket, link.speak_on)
+        except OSError as error:
+            logger.debug("the engine process is not there yet: %s", in_words(error))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+        else:
+            pause = RETRY[0]
+            await link.over.wait()
+            await asyncio.sleep(pause)
+
+
+async def _sweep(host: GatewayHost) -> None:
+    while True:
+        try:
+            host.sweep(SWEEP)
+        except Exception as error:
+            host.link.fail(error)
+        peer_log.flush()
+        await asyncio.sleep(SWEEP)

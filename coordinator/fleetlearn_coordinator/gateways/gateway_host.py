@@ -1,0 +1,95 @@
+"""The connections of one gateway: a host whose run is in the engine process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from fleetlearn_protocol.messages import CheckIn, ComeBack
+
+from fleetlearn_coordinator.conversation.pending import Pending
+from fleetlearn_coordinator.conversation.port import Admitted
+from fleetlearn_coordinator.gateways import wire
+from fleetlearn_coordinator.gateways.engine_link import EngineLink
+from fleetlearn_coordinator.network.driver import ConnectionDriver, ServedRun
+from fleetlearn_coordinator.network.gate import Gate
+from fleetlearn_coordinator.network.host import Host, spread
+from fleetlearn_coordinator.network.output_gate import OutputGate
+from fleetlearn_coordinator.network.process_settings import DescriptorShares
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+
+
+class GatewayHost(Host):
+    """Within a running event loop. ``link`` has the engine process."""
+
+    def __init__(
+        self,
+        service: ServiceSettings,
+        places: DescriptorShares,
+        gate: Gate | None,
+        *,
+        gateway: int,
+        process: int,
+    ) -> None:
+        """As ``Host``; ``gateway``, ``process``: its number among the gateways, and of its
+        process."""
+        super().__init__(service, places, gate)
+        self.link = EngineLink(self, gateway, process)
+        self._lag = 0.0
+        self.lag.watch(self._note_lag)
+        self._served_gate = OutputGate()
+
+    def admit(
+        self, driver: ConnectionDriver, check_in: CheckIn
+    ) -> Admitted | ComeBack | Pending[Admitted | ComeBack]:
+        """Ask whether the device may stay, which has joined the run then."""
+        if check_in.device not in self.devices and len(self.devices) >= self._places:
+            return ComeBack(spread(30.0), "busy")
+        port = self.link.new_port(driver.connection.address, check_in)
+        # What a device is told was stored before it came over the bus.
+        driver.run = ServedRun(port, self.link.contents, self.link.fail, "", self._served_gate)
+        return port.admit(check_in)
+
+    def _fail(self, error: Exception) -> None:
+        self.link.fail(error)
+
+    def replace(self, driver: ConnectionDriver, address: str) -> None:
+        """The device has connected again, from this address, to another gateway or to this one."""
+        device = driver.conversation.device
+        assert device is not None
+        driver.replaced_by = device, address
+        driver.conversation.replaced()
+        del self.devices[device]
+        self.shared.budgets.keep(device, driver.connection.budgets())
+
+    def drop_uploads(self, files: Collection[int]) -> None:
+        """These spool files are others' now: the devices whose uploads have them connect again, and
+        send them from the beginning."""
+        for driver in list(self.devices.values()):
+            upload = driver.conversation.upload
+            if upload is not None and upload.spool_file in files:
+                driver.log("connection ended: the bytes of its upload were lost")
+                self.uploads.drop(upload)
+                driver.conversation.upload = None
+                driver.connection.transport.abort()
+
+    def sweep(self, interval: float) -> None:
+        super().sweep(interval)
+        self.link.sweep(self._loop.time())
+        now = self.connections_now()
+        uploads = self.uploads_of(self.link.spool)
+        self.link.say(
+            wire.GatewayFigures(
+                now.open,
+                now.unsent,
+                now.longest,
+                dict(now.refused),
+                uploads.arriving,
+                uploads.waiting,
+                self._lag,
+                self.certificate_ends,
+            )
+        )
+        self._lag = 0.0
+
+    def _note_lag(self, late: float) -> None:
+        self._lag = max(self._lag, late)

@@ -1,0 +1,66 @@
+"""What devices fetch of a run, as files that gateways open: each is named by its SHA-256."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.frames import Buffer
+
+from fleetlearn_coordinator.network.transfers.contents import Older
+
+READ_AT_ONCE = 2**22
+"""Bytes of an older vector that are copied at a time: whole elements."""
+
+
+class PublishedFiles:
+    """A folder with the newest vectors and the older ones that tasks began from. A file is there
+    whole or not at all, and never changes; who has it open keeps it, also when it is removed."""
+
+    def __init__(self, folder: Path) -> None:
+        """Makes the folder. Raises OSError."""
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        self.newest: tuple[str, ...] = ()
+        self.older: tuple[str, ...] = ()
+
+    def publish(self, newest: Mapping[str, Buffer], older: Mapping[str, Older]) -> None:
+        """Have these vectors, and no others. Raises OSError."""
+        for sha256, content in newest.items():
+            if not self._has(sha256):
+                self._write(sha256, [content])
+        for sha256, where in older.items():
+            self._copy(sha256, where)
+        self.newest, self.older = tuple(newest), tuple(older)
+        for file in self.folder.iterdir():
+            if file.name not in newest and file.name not in older:
+                file.unlink(missing_ok=True)
+
+    def add_older(self, sha256: str, where: Older) -> None:
+        """Have this vector too, until others are published. Raises OSError."""
+        self._copy(sha256, where)
+        self.older += (sha256,)
+
+    def _has(self, sha256: str) -> bool:
+        return (self.folder / sha256).exists()
+
+    def _copy(self, sha256: str, where: Older) -> None:
+        """Write an older vector. It is mostly here: it was the newest one before."""
+        if self._has(sha256):
+            return
+        parts = []
+        for begin in range(0, where.content.size, READ_AT_ONCE):
+            part: Buffer = where.content.read(begin, READ_AT_ONCE)
+            if where.encoding != FLOAT32:
+                part = where.encoding.encode(FLOAT32.decode(part))
+            parts.append(part)
+        self._write(sha256, parts)
+
+    def _write(self, sha256: str, parts: list[Buffer]) -> None:
+        draft = self.folder / f"{sha256}.draft"
+        with draft.open("wb") as file:
+            for part in parts:
+                file.write(part)
+        draft.replace(self.folder / sha256)

@@ -1,0 +1,131 @@
+"""Spool files that the coordinator's process lends to other processes of this machine (gateways),
+which write arriving updates straight into them.
+
+A lent file has a *mark* beside its number: the file of a number may be replaced by another one, of
+another mark, which the process that has the earlier one open cannot reach. So a process that was
+stopped for a while, and goes on, can do no harm to the update that has its number by now. (A mark
+is the file's inode number, which no other file has while somebody has this one open.)
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from fleetlearn_protocol.frames import Buffer
+
+from fleetlearn_coordinator.storage.file_blobs import (
+    checkpoint_path,
+    named_errors,
+    spool_path,
+    write_all,
+)
+
+
+@runtime_checkable
+class LendableSpool(Protocol):
+    """Spool files that may be lent: what ``storage/file_blobs.py::FileBlobs`` has beside
+    ``Blobs``."""
+
+    folder: Path
+    """Below it are the spool files, for ``LentSpool``."""
+
+    def begin_lending(self) -> None:
+        """Files are lent from now on. Later processes must know. Raises OSError."""
+
+    def has_room(self) -> bool:
+        """Return whether another spool file may be taken."""
+
+    def take_spool_file(self) -> int:
+        """Return the number of a free spool file. No process has this file open that was not told
+        to leave it alone. Raises OSError."""
+
+    def free_spool_file(self, number: int) -> None:
+        """The bytes of the spool file are not needed any more."""
+
+    def mark_spool_file(self, number: int) -> int:
+        """Return the mark of the spool file that has this number now."""
+
+    def has_spool_file(self, number: int, mark: int) -> bool:
+        """Return whether this very file, free or not, has the number now."""
+
+    def claim_spool_file(self, number: int, mark: int) -> bool:
+        """Take this very file, which was lent by an earlier process or to a process that was lost.
+        Returns False, and takes nothing, where it is taken or is another one now."""
+
+    def distrust_spool_file(self, number: int) -> None:
+        """The file was lent to a process that may still write it: once it is free, it is replaced
+        by another one before it is taken again."""
+
+    def find_checkpoint(self, number: int) -> bytes | None:
+        """Return the checkpoint that a process to which the file was lent has written, if any. From
+        then on it goes with the file. Raises OSError."""
+
+    def drop_checkpoint(self, number: int) -> None:
+        """Remove the checkpoint that was found. Raises OSError."""
+
+
+class LentSpool:
+    """The spool files that were lent to this process. Those of the ``folder`` of a
+    ``LendableSpool``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[int, tuple[int, int]] = {}
+        """Number -> descriptor, mark."""
+        self._checkpoints: set[int] = set()
+        """The files that have a checkpoint of this process."""
+
+    def open_file(self, number: int, mark: int) -> bool:
+        """Open a file that was lent. Returns False where it is another one by now. Raises
+        OSError."""
+        if number in self._open:
+            if self._open[number][1] == mark:
+                return True
+            self.close_file(number)
+        descriptor = os.open(spool_path(self._folder, number), os.O_RDWR)
+        if os.fstat(descriptor).st_ino != mark:
+            os.close(descriptor)
+            return False
+        self._open[number] = descriptor, mark
+        return True
+
+    def mark_of(self, number: int) -> int:
+        """Return the mark of a file that is open."""
+        return self._open[number][1]
+
+    def write(self, number: int, offset: int, content: Buffer) -> None:
+        """Write at an offset in bytes. Raises OSError."""
+        with named_errors(lambda one: spool_path(self._folder, one), number):
+            write_all(self._open[number][0], content, offset)
+
+    def write_checkpoint(self, number: int, content: bytes) -> None:
+        """Write beside the file what is known of its bytes, as ``Blobs.write_checkpoint`` does."""
+        path = checkpoint_path(self._folder, number)
+        draft = path.with_suffix(".draft")
+        with suppress(OSError):  # such as a full disk: the upload then begins again after a death
+            draft.write_bytes(content)
+            draft.replace(path)
+            self._checkpoints.add(number)
+
+    def drop_checkpoint(self, number: int) -> None:
+        """Remove the checkpoint that this process wrote, if it did. Raises OSError."""
+        if number in self._checkpoints:
+            self._checkpoints.discard(number)
+            checkpoint_path(self._folder, number).unlink(missing_ok=True)
+
+    def keep_checkpoint(self, number: int) -> None:
+        """The checkpoint is not this process's any more."""
+        self._checkpoints.discard(number)
+
+    def close_file(self, number: int) -> None:
+        """Write this file no more."""
+        descriptor, _ = self._open.pop(number)
+        os.close(descriptor)
+
+    def close(self) -> None:
+        """Write nothing any more."""
+        for number in list(self._open):
+            self.close_file(number)

@@ -1,0 +1,267 @@
+"""A run behind gateways: what devices hear is what they hear from one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator import read_model
+from fleetlearn_coordinator.conversation.pending import Pending
+from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.frames import pack_chunks
+from fleetlearn_protocol.messages import (
+    Accepted,
+    ComeBack,
+    Failed,
+    Grant,
+    Held,
+    Refused,
+    Uploaded,
+)
+from gateways import gateway_fleet
+from peers import PlanMaker, report_of, update_of
+
+
+def run_async(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*args: Any, **named: Any) -> None:
+        async def within() -> None:
+            async with asyncio.timeout(60):
+                await test(*args, **named)
+
+        asyncio.run(within())
+
+    return run
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@run_async
+async def test_a_round_over_two_gateways(make_plan: PlanMaker) -> None:
+    """Its model is that of one process, bit for bit."""
+    plan = make_plan(round__goal=2, round__over_selection=1, stop__rounds=2)
+    async with gateway_fleet(plan) as behind:
+        a, b = await behind.join("a", 0), await behind.join("b", 1)
+        for value in (1.0, 2.0):
+            task = await a.task()
+            model = await a.fetch(task.vectors[0].sha256)
+            assert len(model) == task.vectors[0].size
+            assert isinstance(await a.upload(task, update_of(value)), Accepted)
+            assert isinstance(await b.upload(await b.task(), update_of(3 * value)), Accepted)
+        assert (await a.expect(ComeBack)).reason == "finished"
+        assert await behind.server.done == "2 rounds done"
+    version, model = read_model(plan.data_dir)
+    assert version == 2
+    np.testing.assert_allclose(model, np.linspace(-1, 1, len(model), dtype=np.float32) + 6, 1e-6)
+
+
+@run_async
+async def test_the_engine_ends_while_devices_train_upload_and_wait(make_plan: PlanMaker) -> None:
+    """Devices notice nothing but a pause."""
+    plan = make_plan(round__goal=3, round__over_selection=1, stop__rounds=1, round__deadline=60.0)
+    async with gateway_fleet(plan) as behind:
+        a, b, c = [await behind.join(name, number % 2) for number, name in enumerate("abc")]
+        tasks = [await each.task() for each in (a, b, c)]
+        await b.send(report_of(tasks[1], update_of(2.0)))
+        grant = await b.expect(Grant)
+        first, *others = pack_chunks(grant.transfer, update_of(2.0).tobytes())
+        await b.send(first)
+        assert isinstance(await c.upload(tasks[2], update_of(3.0)), Accepted)
+        await behind.end_engine()
+        # a trained meanwhile and reports to nobody; b sends the rest; d waits for its welcome
+        await a.send(report_of(tasks[0], update_of(1.0)))
+        for chunk in others:
+            await b.send(chunk)
+        await b.send(Uploaded(tasks[1].task))
+        d = await behind.join("d", 1, check_in=False)
+        checking_in = asyncio.create_task(d.check_in())
+        await behind.begin_engine()
+        assert isinstance(await b.expect(Accepted), Accepted)
+        await a.send_update(await a.expect(Grant), update_of(1.0))
+        await a.expect(Accepted)
+        await checking_in
+        assert (await d.expect(ComeBack)).reason == "finished"
+        await behind.server.done
+    version, model = read_model(plan.data_dir)
+    assert version == 1
+    np.testing.assert_allclose(model, np.linspace(-1, 1, len(model), dtype=np.float32) + 2, 1e-6)
+
+
+@run_async
+async def test_what_was_asked_when_the_engine_died_is_asked_again(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The update was saved, and the answer got lost: it counts once, and the device hears so."""
+    plan = make_plan(round__goal=2, stop__rounds=1, round__deadline=60.0)
+    async with gateway_fleet(plan) as behind:
+        a, b = await behind.join("a", 0), await behind.join("b", 1)
+        task, other = await a.task(), await b.task()
+        host = behind.server.host
+        link = host.gateways[0]
+        await a.send(report_of(task, update_of(1.0)))
+        grant = await a.expect(Grant)
+        monkeypatch.setattr(link._bus, "send", lambda batch: None)  # what it says gets lost
+        await a.send_update(grant, update_of(1.0))
+        await until(lambda: len(behind.server.engine.accepted) == 1)
+        link._bus.close()
+        await a.expect(Accepted)
+        assert len(behind.server.engine.accepted) == 1
+        assert isinstance(await b.upload(other, update_of(3.0)), Accepted)
+        await behind.server.done
+    _, model = read_model(plan.data_dir)
+    np.testing.assert_allclose(model, np.linspace(-1, 1, len(model), dtype=np.float32) + 2, 1e-6)
+
+
+@run_async
+async def test_a_device_connects_to_another_gateway(make_plan: PlanMaker) -> None:
+    """The first connection is told so, and what still comes on it does nothing."""
+    async with gateway_fleet(make_plan(round__goal=1)) as behind:
+        a = await behind.join("a", 0)
+        task = await a.task()
+        again = await behind.join("a", 1)
+        assert (await again.task()).task == task.task
+        assert (await a.expect(Refused)).code == Code.REPLACED
+        assert [*behind.server.host.devices] == ["a"]
+        await until(lambda: not behind.gateways[0].devices)
+        await a.closed()
+        await asyncio.sleep(0)
+        assert [*behind.server.host.devices] == ["a"], "the old connection's end is nobody's"
+        assert isinstance(await again.upload(task, update_of(1.0)), Accepted)
+
+
+@run_async
+async def test_a_gateway_dies(make_plan: PlanMaker) -> None:
+    """Its devices are gone, what it had acknowledged is not, and its spool files are free."""
+    async with gateway_fleet(make_plan(round__goal=3, round__grace=60.0)) as behind:
+        server = behind.server
+        a, b, c = await behind.join("a", 0), await behind.join("b", 0), await behind.join("c", 1)
+        tasks = [await each.task() for each in (a, b, c)]
+        assert isinstance(await a.upload(tasks[0], update_of(1.0)), Accepted)
+        await b.send(report_of(tasks[1], update_of(1.0)))
+        await b.expect(Grant)
+        blobs = server.run.store.blobs
+        await behind.end_gateway(0)
+        await until(lambda: [*server.host.devices] == ["c"])
+        assert len(server.engine.accepted) == 1
+        taken = len(blobs._spool) - len(blobs._free)
+        assert taken == server.host._each + 1, "those of the other gateway, and the accepted update"
+        await behind.begin_gateway(0)
+        held = Held(tasks[1].task, tasks[1].round)
+        b = await behind.join("b", 1, held=held)
+        assert isinstance(await b.upload(tasks[1], update_of(1.0)), Accepted)
+        assert isinstance(await c.upload(tasks[2], update_of(1.0)), Accepted)
+        await until(lambda: server.engine.version == 1)
+
+
+@run_async
+async def test_a_failed_task_is_told_to_the_next_engine(make_plan: PlanMaker) -> None:
+    """Else it would wait for a device that has nothing to do."""
+    async with gateway_fleet(make_plan(round__goal=1, round__deadline=60.0)) as behind:
+        a = await behind.join("a", 0)
+        task = await a.task()
+        await behind.end_engine()
+        await a.send(Failed(task.task, "out-of-memory"))
+        await until(lambda: bool(behind.gateways[0].link._questions))
+        await behind.begin_engine()
+        assert (await a.task()).task != task.task
+
+
+@run_async
+async def test_who_waits_too_long_for_a_welcome_comes_back_later(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleetlearn_coordinator.gateways.engine_link.ADMISSION_PATIENCE", 0.0)
+    async with gateway_fleet(make_plan()) as behind:
+        await behind.end_engine()
+        a = await behind.join("a", 0, check_in=False)
+        waiting = asyncio.create_task(a.check_in())
+        with pytest.raises(AssertionError, match="busy"):
+            await waiting
+        assert await a.closed() == 1000
+        await behind.begin_engine()
+        assert not behind.server.host.devices
+
+
+@run_async
+async def test_an_upload_goes_on_at_another_gateway(make_plan: PlanMaker) -> None:
+    """Its connection broke: the engine process keeps its spool file, and lends it to the other."""
+    async with gateway_fleet(make_plan(round__goal=1, round__deadline=60.0)) as behind:
+        update = update_of(1.0)
+        a = await behind.join("a", 0)
+        task = await a.task()
+        await a.send(report_of(task, update))
+        grant = await a.expect(Grant)
+        first, *_ = pack_chunks(grant.transfer, update.tobytes())
+        await a.send(first)
+        upload = behind.gateways[0].devices["a"].conversation.upload
+        assert upload is not None
+        await until(lambda: upload.offset > 0)
+        begun = upload.offset
+        a.connection.transport.abort()
+        await until(lambda: behind.server.run.begun.bytes_kept == begun)
+        again = await behind.join("a", 1, held=Held(task.task, task.round))
+        await again.send(report_of(task, update))
+        grant = await again.expect(Grant)
+        assert grant.offset == begun
+        await again.send_update(grant, update)
+        await again.expect(Accepted)
+        await until(lambda: behind.server.engine.version == 1)
+        assert not list(behind.plan.data_dir.glob("uploads/*.begun"))
+
+
+@run_async
+async def test_a_gateway_dies_in_the_middle_of_an_upload(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its last checkpoint knows goes on at another gateway."""
+    monkeypatch.setattr("fleetlearn_coordinator.conversation.uploads.CHECKPOINT_BYTES", 1)
+    async with gateway_fleet(make_plan(round__goal=1, round__deadline=60.0)) as behind:
+        update = update_of(1.0)
+        a = await behind.join("a", 0)
+        task = await a.task()
+        await a.send(report_of(task, update))
+        first, *_ = pack_chunks((await a.expect(Grant)).transfer, update.tobytes())
+        await a.send(first)
+        await until(lambda: bool(list(behind.plan.data_dir.glob("uploads/*.begun"))))
+        monkeypatch.setattr(behind.gateways[0].link, "say", lambda message: None)
+        monkeypatch.setattr(behind.gateways[0].link, "ask", lambda make, port: Pending())
+        await behind.end_gateway(0)
+        await until(lambda: behind.server.run.begun.bytes_kept > 0)
+        again = await behind.join("a", 1, held=Held(task.task, task.round))
+        await again.send(report_of(task, update))
+        grant = await again.expect(Grant)
+        assert grant.offset > 0
+        await again.send_update(grant, update)
+        await again.expect(Accepted)
+
+
+@run_async
+async def test_an_upload_with_a_checkpoint_outlives_the_engine(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next engine took up the checkpoint, and gives the file back to who still writes it."""
+    monkeypatch.setattr("fleetlearn_coordinator.conversation.uploads.CHECKPOINT_BYTES", 1)
+    async with gateway_fleet(make_plan(round__goal=1, round__deadline=60.0)) as behind:
+        update = update_of(1.0)
+        a = await behind.join("a", 0)
+        task = await a.task()
+        await a.send(report_of(task, update))
+        first, *others = pack_chunks((await a.expect(Grant)).transfer, update.tobytes())
+        await a.send(first)
+        await until(lambda: bool(list(behind.plan.data_dir.glob("uploads/*.begun"))))
+        await behind.end_engine()
+        await a.send(others[0])
+        await behind.begin_engine()
+        for chunk in others[1:]:
+            await a.send(chunk)
+        await a.send(Uploaded(task.task))
+        await a.expect(Accepted)
+        await until(lambda: behind.server.engine.version == 1)

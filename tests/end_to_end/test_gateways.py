@@ -1,0 +1,138 @@
+"""`serve --gateways`, with real processes: the model is one process's, whoever is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sqlite3
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from fleetlearn_coordinator import Plan, read_model
+from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
+from peers import plan_text, write_test_bundle
+from processes import Processes, free_port, service_file
+from random_kills import Devices, by_hand
+
+KILLS = 6
+
+
+def write_run(folder: Path, rounds: int, devices: int, **settings: Any) -> tuple[Path, str]:
+    """Write a plan whose rounds wait for all devices. Returns its file, and the address."""
+    port, file = free_port(), folder / "plan.toml"
+    bundle = write_test_bundle(folder / "test.bundle")
+    usual = {
+        "round__goal": devices,
+        "round__minimum": devices,
+        "round__deadline": 120.0,
+        "round__grace": 60.0,
+        "stop__rounds": rounds,
+    }
+    file.write_text(plan_text(bundle, folder / "run", **(usual | settings)))
+    service_file(file, port)
+    return file, f"ws://127.0.0.1:{port}"
+
+
+def serve(run: Processes, plan: Path, gateways: int) -> Any:
+    return run.coordinator(
+        plan, "-m", "fleetlearn_coordinator", "serve", plan, "--gateways", str(gateways)
+    )
+
+
+def part_of(supervisor: Any, word: str) -> list[psutil.Process]:
+    """Return the processes that a supervisor has started, whose command has this word."""
+    try:
+        children = psutil.Process(supervisor.pid).children()
+        return [each for each in children if word in each.cmdline()]
+    except psutil.NoSuchProcess:
+        return []
+
+
+async def take_part(devices: Devices, supervisor: Any) -> None:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as group:
+        for name in devices.names:
+            group.create_task(devices.take_part(name))
+        while supervisor.poll() is None:
+            await asyncio.sleep(0.02)
+        devices.over = True
+
+
+def check_model(folder: Path, file: Path, devices: Devices, rounds: int) -> None:
+    """Check that what was acknowledged counts, once, and that the model is made of it."""
+    version, model = read_model(folder / "run")
+    with sqlite3.connect(folder / "run" / DATABASE) as ledger:
+        found = ledger.execute(
+            "SELECT task, round, staleness FROM tasks WHERE state='accepted'"
+        ).fetchall()
+    assert version == rounds
+    assert {*devices.acknowledged} <= {task for task, _, _ in found}, "an update was lost"
+    assert len(devices.acknowledged) == len({*devices.acknowledged}), "or acknowledged twice"
+    counted = Counter(number for _, number, _ in found)
+    assert counted == dict.fromkeys(range(1, rounds + 1), len(devices.names))
+    assert by_hand(Plan.load(file), found, rounds).tobytes() == model.tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_a_run_of_twenty_devices(run: Processes, tmp_path: Path, gateways: int) -> None:
+    file, url = write_run(tmp_path, 3, 20)
+    supervisor = serve(run, file, gateways)
+    devices = Devices(url, [f"device-{number}" for number in range(20)])
+    asyncio.run(take_part(devices, supervisor))
+    assert supervisor.returncode == 0, run.log("coordinator")
+    check_model(tmp_path, file, devices, 3)
+
+
+async def kill_some(
+    run: Processes, file: Path, devices: Devices, luck: random.Random, gateways: int
+) -> Counter[str]:
+    """Serve a plan to these devices, and kill gateways, the engine process or the supervisor at
+    random, until the run is finished. Returns how many of each were killed."""
+    killed: Counter[str] = Counter()
+    async with asyncio.timeout(240), asyncio.TaskGroup() as group:
+        for name in devices.names:
+            group.create_task(devices.take_part(name))
+        supervisor = serve(run, file, gateways)
+        while supervisor.poll() is None or supervisor.returncode != 0:
+            devices.alive.clear()
+            while not devices.alive.is_set() and supervisor.poll() is None:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(luck.uniform(0, 0.3))
+            word = luck.choice(["gateway", "gateway", "--engine", "--engine", "supervisor"])
+            if killed.total() < KILLS and supervisor.poll() is None:
+                victims = [supervisor] if word == "supervisor" else part_of(supervisor, word)
+                parts = part_of(supervisor, "fleetlearn_coordinator")
+                if victims:
+                    killed[word] += 1
+                    luck.choice(victims).send_signal(signal.SIGKILL)
+                if word == "supervisor":  # what it started ends by itself
+                    await asyncio.to_thread(psutil.wait_procs, parts, 30)
+                    assert not any(each.is_running() for each in parts)
+            if supervisor.poll() not in (None, 0):
+                assert supervisor.returncode == -signal.SIGKILL, run.log("coordinator")
+                supervisor = serve(run, file, gateways)
+        devices.over = True
+    return killed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_processes_are_killed(run: Processes, tmp_path: Path, seed: int) -> None:
+    rounds = 60
+    file, url = write_run(tmp_path, rounds, 6)
+    devices = Devices(url, [f"device-{number}" for number in range(6)])
+    killed = asyncio.run(kill_some(run, file, devices, random.Random(seed), 2))
+    print(dict(killed))
+    check_model(tmp_path, file, devices, rounds)
+
+
+@pytest.mark.slow
+def test_what_a_gateway_cannot_do_is_said_at_once(run: Processes, tmp_path: Path) -> None:
+    service = tmp_path / "service.toml"
+    service.write_text(f'runs = "{tmp_path / "runs"}"\n')
+    done = run.command("serve", service, "--gateways", "2", expected=1)
+    assert "gateways = 2 does not go with runs" in done.stderr
