@@ -32,7 +32,7 @@ with needs("fleetlearn-simulate", "simulator"):
     )
     from rich.table import Table
 
-    from fleetlearn_simulator import privacy_command, result_commands
+    from fleetlearn_simulator import privacy_command, quality_command, result_commands
     from fleetlearn_simulator.audit import audit_command
     from fleetlearn_simulator.fleet.fleet import Fleet
     from fleetlearn_simulator.interrupts import STOP_REQUESTED, begin_worker, interruptible
@@ -48,6 +48,7 @@ with needs("fleetlearn-simulate", "simulator"):
 app = command_app("fleetlearn-simulate", "Simulates a fleet of devices in virtual time.")
 app.add_typer(result_commands.app)
 app.add_typer(privacy_command.app)
+app.add_typer(quality_command.app)
 app.add_typer(audit_command.app)
 app.add_typer(peers_command.app)
 ScenarioFile = Annotated[
@@ -319,6 +320,7 @@ MEASURED_ON = {
     "test": "the test data, of the last model",
 }
 """Part of the summary -> whose examples its metrics are of."""
+QUALITY = "`fleetlearn-simulate data-quality` says what updates are worth on them"
 
 
 def _summarise(outcome: Outcome) -> None:
@@ -353,6 +355,8 @@ def _summarise(outcome: Outcome) -> None:
         table.add_row("privacy", privacy_words(summary["privacy"]))
     if "secure" in summary:
         table.add_row("hidden", summary["secure"])
+    if "held_out" in summary:
+        table.add_row("held-out data", f"{summary['held_out']}: {QUALITY}")
     for title, words in member_words(summary):
         table.add_row(title, words)
     table.add_row("back end", backend_words(summary))

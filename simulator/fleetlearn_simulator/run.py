@@ -434,6 +434,7 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
         ),
         "model": digest(fleet.model),
         **_members_part(fleet),
+        **_held_out_part(fleet),
         **_result_part(fleet),
     }
 
@@ -463,6 +464,12 @@ def _members_part(fleet: Fleet) -> dict[str, Any]:
         for name, count in devices.items()
     }
     return {MEMBERS: found, "without_member": without}
+
+
+def _held_out_part(fleet: Fleet) -> dict[str, Any]:
+    """Return on which data the worth of updates was measured, if it was."""
+    held_out = fleet.coordinator.contributions.held_out
+    return {} if held_out is None else {"held_out": held_out.data}
 
 
 def _secure_part(fleet: Fleet) -> dict[str, Any]:

@@ -114,19 +114,33 @@ def quality_view(plan: Plan) -> QualityView:
         )
         raise FleetError(Code.UNKNOWN_CONTENT, text)
     last = looks[-1]
-    found: dict[str, Any] = {"features": [], "losses": [], "not_finite": [], **last.summary}
-    return msgspec.convert(
-        {
-            "alarm": plan.quality.alarm,
-            **found,
-            "number": last.number,
-            "version": last.version,
-            "outcome": last.outcome,
-            "closed": last.closed,
-            "contributions": contributions_of(rounds),
-        },
-        QualityView,
+    about = {key: getattr(last, key) for key in ("number", "version", "outcome", "closed")}
+    return view_of(plan.quality.alarm, {**last.summary, **about}, rounds)
+
+
+def view_of(
+    alarm: float, look: Mapping[str, Any], rounds: Iterable[Mapping[str, Any]]
+) -> QualityView:
+    """Return the view of a look. ``alarm``: the plan's now. ``look``: its summary, with ``number``,
+    ``version``, ``outcome`` and ``closed``. ``rounds``: the summaries of committed rounds."""
+    found: dict[str, Any] = {"features": [], "losses": [], "not_finite": [], "alarm": alarm, **look}
+    return msgspec.convert({**found, "contributions": contributions_of(rounds)}, QualityView)
+
+
+def hurting(view: QualityView) -> list[ContributionFinding]:
+    """Return the devices whose updates make the held-out loss worse, as sure as the plan's alarm
+    asks."""
+    limit = log10(view.alarm)
+    return [each for each in view.contributions if each.shapley < 0 and each.log10_p < limit]
+
+
+def named(view: QualityView) -> set[str]:
+    """Return all devices that a look names."""
+    features, losses = (
+        {each.device for each in view.features},
+        {each.device for each in view.losses},
     )
+    return {*features, *losses, *view.not_finite, *(each.device for each in hurting(view))}
 
 
 def contributions_of(rounds: Iterable[Mapping[str, Any]]) -> list[ContributionFinding]:
@@ -153,9 +167,7 @@ def quality_lines(view: QualityView) -> list[str]:
     if view.not_finite:
         named = ", ".join(view.not_finite)
         lines.append(f"{named}: the model's loss is not finite on these data")
-    limit = log10(view.alarm)
-    hurts = [each for each in view.contributions if each.shapley < 0 and each.log10_p < limit]
-    lines += [_contribution_line(each) for each in hurts]
+    lines += [_contribution_line(each) for each in hurting(view)]
     if len(lines) == 1:
         lines.append("no device's data are unlike the others'")
     return lines + _worth_lines(view.contributions)

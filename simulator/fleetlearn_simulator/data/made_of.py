@@ -69,6 +69,8 @@ def made_of(
     files = {"data.arrays": scenario.data.arrays, "availability.file": scenario.availability.file}
     if plan.distil is not None:
         files["plan.distil.data"] = plan.distil.data
+    if plan.quality is not None and plan.quality.contributions is not None:
+        files["plan.evaluation.data"] = plan.evaluation.data
     for key, file in files.items():
         if file is not None:
             parts[f"{key} {file.name}"] = _digest(file)

@@ -37,6 +37,7 @@ from fleetlearn_simulator.fleet.round_training import RoundTraining
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.fleet.sent_updates import TiedToUpdate
 from fleetlearn_simulator.fleet.simulated_account import SimulatedAccount, device_noise
+from fleetlearn_simulator.fleet.simulated_contributions import SimulatedContributions
 from fleetlearn_simulator.fleet.simulated_distillation import SimulatedDistillation
 from fleetlearn_simulator.fleet.trained_reports import Measured, parts_to_add, reports_of
 from fleetlearn_simulator.fleet.update_file import UpdateFile
@@ -44,6 +45,7 @@ from fleetlearn_simulator.keyed_random import secret_bytes
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, Job, RoundInputs
 from fleetlearn_simulator.training.cluster_models import ClusterModels
+from fleetlearn_simulator.training.held_out_loss import HeldOutLoss
 from fleetlearn_simulator.training.kept_rows import NO_ROW
 from fleetlearn_simulator.training.run_bundles import numbers_of
 from fleetlearn_simulator.training.trained_devices import LARGE_UPDATE, TrainedDevices
@@ -58,8 +60,10 @@ class SimulatedCoordinator:
         bundles: Sequence[Bundle],
         backend: Backend,
         kept: KeptByDevices | None,
+        held_out: HeldOutLoss | None = None,
     ) -> None:
-        """``bundles``: one, or those of the plan's family in its order."""
+        """``bundles``: one, or those of the plan's family in its order. ``held_out``: measures
+        models, where the plan asks what updates are worth."""
         self.scenario, self.plan, self.backend = scenario, scenario.plan, backend
         bundle = bundles[0]
         self.metrics = bundle.manifest.metrics
@@ -79,6 +83,9 @@ class SimulatedCoordinator:
             manifests = dict(zip(self.plan.members, found, strict=True))
         family = self.plan.family_rules(manifests)
         self.distillation = SimulatedDistillation(self.plan, manifests, family)
+        self.contributions = SimulatedContributions(
+            self.plan, scenario.seed, rules.buffers, held_out
+        )
         self.down = False
         """Whether its process is dead."""
         measured = ("loss", *self.metrics)  # the order of rounds.jsonl
@@ -170,8 +177,9 @@ class SimulatedCoordinator:
         if self.masked is not None:
             self.masked.begin_round()
         self.distillation.begin_round()
+        self.contributions.begin_round(self.state.version + 1)
         keeps = any(aggregator.keeps_updates for aggregator in self.rules.aggregators.values())
-        keeps = keeps or self.distillation.keeps_updates
+        keeps = keeps or self.distillation.keeps_updates or self.contributions.is_due
         self._files = [
             UpdateFile(each.size) if keeps and each.size >= LARGE_UPDATE else None
             for each in self.family.members
@@ -225,6 +233,7 @@ class SimulatedCoordinator:
         reports = replace(reports, parts=parts)
         self.round.add(reports)
         self.distillation.add(reports)
+        self.contributions.add(reports, tasks.device[rows], self.model.size)
         if self.masked is not None:
             self.masked.accept(tasks, rows, self._model_given)
         self.weights.count(self.engine.report_terms(tasks.name[rows][0]).round, tasks.name[rows])
@@ -378,6 +387,7 @@ class SimulatedCoordinator:
         masks = None if self.masked is None else self.masked.masks(self.model.size)
         made = self.round.commit(number, self.round.summary(dropped), base, masks)
         made = self.distillation.distilled(made, self.state)
+        made = self.contributions.measured(number, made, self.state.model)
         self.earlier, self.state, self.abandoned_in_a_row = self.model, made.state, 0
         summary = made.summary | selection.committed(self.engine, self.devices)
         if self.account is not None and made.state.privacy is not None:

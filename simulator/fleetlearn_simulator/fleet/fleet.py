@@ -55,6 +55,7 @@ from fleetlearn_simulator.fleet.poisson_sampling import sampling_of
 from fleetlearn_simulator.fleet.returns import Returns
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, LocalSettings
+from fleetlearn_simulator.training.held_out_loss import held_out_loss
 from fleetlearn_simulator.training.kept_rows import NO_FILES, KeptRows, RowFile
 
 NEXT_LOOK = 86400.0
@@ -93,7 +94,8 @@ class Fleet:
         kept = None
         if any((*files, residuals)):
             kept = KeptByDevices(files, scenario.population.size, residuals)
-        self.coordinator = SimulatedCoordinator(scenario, bundles, backend, kept)
+        held_out = held_out_loss(scenario, bundles[0], source)
+        self.coordinator = SimulatedCoordinator(scenario, bundles, backend, kept, held_out)
         self.tasks = DeviceTasks(
             scenario, bundles, source, local, self.events, self.connections, self.coordinator, log
         )

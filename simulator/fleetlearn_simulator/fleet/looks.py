@@ -15,6 +15,11 @@ from fleetlearn_simulator.fleet import evaluations
 from fleetlearn_simulator.fleet.device_names import name_of
 from fleetlearn_simulator.fleet.device_tasks import DeviceTasks
 from fleetlearn_simulator.fleet.simulated_exchange import Answers, OpenExchange, SimulatedExchange
+from fleetlearn_simulator.scenario.corruptions import damaged
+
+DAMAGED = "damaged"
+"""Key of a look's summary: which of the devices that answered have damaged data, as only a
+simulation knows."""
 
 
 def look(tasks: DeviceTasks, exchange: OpenExchange, devices: Sequence[int]) -> Answers:
@@ -36,7 +41,9 @@ def summarise(tasks: DeviceTasks, exchange: OpenExchange) -> dict[str, Any]:
         for device, answer in exchange.answers().items()
         if isinstance(answer, QualityAnswer)
     }
-    return look_at(answers, rule.alarm, rule.classes)
+    found = damaged(tasks.scenario, [*exchange.answers()], of_data=True)
+    named = {name_of(device): kind for device, kind in found.items()}
+    return look_at(answers, rule.alarm, rule.classes) | {DAMAGED: named}
 
 
 LOOKS = SimulatedExchange(look, summarise, events=("look", "looked", "data_quality"))
