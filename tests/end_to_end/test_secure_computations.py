@@ -26,7 +26,8 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 CRASH, CRASH_PAIRWISE = HERE / "crash_secure.py", HERE / "crash_pairwise.py"
 NAMES = ["a", "b", "c"]
-RAW = {"a": raw_table(900, 1), "b": raw_table(300, 2), "c": raw_table(40, 3)}
+RAW = {"a": raw_table(900, 1), "b": raw_table(300, 2), "c": raw_table(40, 3), "d": raw_table(70, 9)}
+"""The tables of NAMES, and of a device that some tests have beside them."""
 CHANGED: dict[str, Any] = {
     "secure__clip": None,
     "local__lr": None,
@@ -52,8 +53,8 @@ def statistics_tables(folder: Path) -> dict[str, str]:
 
 
 @cache
-def statistics_states() -> list[np.ndarray]:
-    """The states of the same rows without processes and masks."""
+def statistics_states(*more: str) -> list[np.ndarray]:
+    """The states of the same rows without processes and masks. ``more``: devices beside NAMES."""
     columns = [
         {
             "age": table["age"],
@@ -61,7 +62,8 @@ def statistics_states() -> list[np.ndarray]:
             "city": texts(table["city"].tolist()),
             "smoker": texts(table["smoker"].tolist()),
         }
-        for table in RAW.values()
+        for table in map(RAW.get, (*NAMES, *more))
+        if table is not None
     ]
     return computed(QUESTIONS, columns)[1]
 
@@ -107,7 +109,7 @@ def helper_fleet(run: Processes, case: Case, **changed: Any) -> tuple[SecureFlee
     return fleet, tables(run.folder)
 
 
-def pairwise_plan(run: Processes, case: Case) -> tuple[Path, str, dict[str, str]]:
+def pairwise_plan(run: Processes, case: Case, **changed: Any) -> tuple[Path, str, dict[str, str]]:
     """Write a plan whose devices agree on masks. Returns the plan, the coordinator's address and
     each device's data."""
     recipe, bundle, tables, _ = case
@@ -120,6 +122,7 @@ def pairwise_plan(run: Processes, case: Case) -> tuple[Path, str, dict[str, str]
         "secure__dropouts": 0.0,
     }
     plan, port = run.folder / "plan.toml", free_port()
+    settings |= changed
     text = plan_text(bundle(run.folder).path, run.folder / "run", recipe, **settings)
     plan.write_text(text)
     service_file(plan, port)
@@ -170,6 +173,30 @@ def test_killed_in_the_last_exchange_of_pairwise_masks_it_makes_the_same_state(
     check(run, statistics_states()[-1])
 
 
+@pytest.mark.parametrize(
+    ("point", "phase", "counts"),
+    [
+        ("the device has told its answer", 2, False),
+        ("the update is masked and not saved", 1, False),
+        ("the device has to answer", 3, True),
+    ],
+)
+def test_a_device_that_dies_in_a_round_of_pairwise_masks_counts_whole_or_not_at_all(
+    run: Processes, point: str, phase: int, counts: bool
+) -> None:
+    """The other three take its masks off, whether it had sent its sums or not."""
+    changed = {"round__goal": 4, "round__grace": 0.5, "stop__rounds": 1}
+    plan, url, data = pairwise_plan(run, STATISTICS, **changed)
+    run.coordinator(plan)
+    for each in NAMES:
+        run.device(each, url, Path(data[each]))
+    dying = run.device("d", url, Path(data["d"]), CRASH_PAIRWISE, point, str(phase))
+    assert dying.wait(90) == -9, f"it was to die where {point}: {run.log('d')}"
+    assert run.wait("coordinator") == 0, run.log("coordinator")
+    expected = statistics_states("d" if counts else "")[0]
+    assert read_model(run.folder / "run", 1)[1].tobytes() == expected.tobytes()
+
+
 def test_a_device_that_is_not_enrolled_is_taken_off_the_sum(run: Processes) -> None:
     """What it sent is in the masked sum already. The state of the first round is that of the
     others' rows, bit for bit."""
@@ -179,8 +206,7 @@ def test_a_device_that_is_not_enrolled_is_taken_off_the_sum(run: Processes) -> N
     fleet.start_helper()
     run.coordinator(fleet.plan)
     fleet.start_devices([Path(data[each]) for each in NAMES])
-    np.savez(run.folder / "stranger.npz", **raw_table(70, 9))
-    run.device("stranger", f"ws://127.0.0.1:{fleet.port}", run.folder / "stranger.npz")
+    run.device("stranger", f"ws://127.0.0.1:{fleet.port}", run.folder / "d.npz")
     wait_for(lambda: "unknown-device" in run.log("coordinator"), "the refusal")
     assert run.wait("coordinator") == 0, run.log("coordinator")
     assert read_model(run.folder / "run", 1)[1].tobytes() == statistics_states()[0].tobytes()
@@ -196,11 +222,10 @@ def test_a_device_that_dies_before_it_masks_is_not_in_the_total(run: Processes) 
     fleet.enrol("stranger")
     fleet.start_helper()
     run.coordinator(fleet.plan)
-    np.savez(run.folder / "stranger.npz", **raw_table(70, 9))
     dying = run.device(
         "stranger",
         f"ws://127.0.0.1:{fleet.port}",
-        run.folder / "stranger.npz",
+        run.folder / "d.npz",
         HERE / "crash_secure_device.py",
         "it is masked and not saved",
         "1",
