@@ -214,6 +214,16 @@ def test_pauses(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
+def test_broken_link(tmp_path: Path) -> None:
+    sizes = ("--megabytes", "3", "--rate", "6", "--each", "0.4", "--restarts", "1")
+    results = figures(tmp_path, "broken_link.py", *sizes)
+    assert [*results] == ["undisturbed", "stopped", "killed"]
+    for how, found in results.items():
+        assert found["breaks"]["min"] > 0
+        assert 0 < found["sent_again_mb"]["min"] < (3.2 if how == "killed" else 2.5)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -34,9 +34,7 @@ async def deliver(run: Processes, plan: Path, port: int, update: Vector, how: in
         delivery = asyncio.ensure_future(device.deliver())
         for grants, part in ((1, 20 * MIB), (2, 40 * MIB)):
             process = run.coordinator(plan)
-            while len(device.offsets) < grants or link.up - device.up_before[-1] < (
-                part - device.offsets[-1]
-            ):
+            while len(device.offsets) < grants or device.came() < part:
                 assert not delivery.done(), delivery.result()
                 assert process.poll() is None
                 await asyncio.sleep(0.01)

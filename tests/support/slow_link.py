@@ -33,7 +33,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.typing import Subprotocol
 
-PIECE = 16 * 1024
+PIECE = 64 * 1024
 """Bytes that cross the link at a time."""
 RETRY = 0.2
 """Seconds between a device's attempts to connect."""
@@ -132,6 +132,12 @@ class ReturningDevice:
     up_before: list[int] = field(default_factory=list)
     """Bytes that had crossed the link before each grant."""
 
+    def came(self) -> int:
+        """Return how many bytes of the update have crossed the link, without what was lost."""
+        if not self.offsets:
+            return 0
+        return self.offsets[-1] + self.link.up - self.up_before[-1]
+
     async def deliver(self) -> None:
         """Return when the update was accepted."""
         while True:
@@ -193,7 +199,7 @@ class ReturningDevice:
                 await connection.send(encode(Fetch(reference.sha256, len(self.model))))
             return
         if self.report is None:
-            part = FLOAT32.part("update", self.update)
+            part = FLOAT32.part("update", self.update.tobytes())
             self.report = Report(self.task.task, self.task.round, (part,), 10, 1, 1.0, True, 1.0)
         await connection.send(encode(self.report))
 
