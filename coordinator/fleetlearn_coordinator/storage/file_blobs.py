@@ -139,6 +139,7 @@ class FileBlobs(FileModels):
         self._free.append(number)
 
     def write_checkpoint(self, number: int, content: bytes) -> None:
+        self._check()
         path = checkpoint_path(self.folder, number)
         draft = path.with_suffix(".draft")
         with suppress(OSError):  # such as a full disk: the upload then begins again after a death
@@ -159,6 +160,7 @@ class FileBlobs(FileModels):
 
     def drop_checkpoint(self, number: int) -> None:
         if number in self._checkpoints:
+            self._check()
             checkpoint_path(self.folder, number).unlink(missing_ok=True)
             self._checkpoints.discard(number)
 

@@ -175,7 +175,7 @@ def test_masked_sums_come_whole(blobs: FileBlobs) -> None:
             check_parts(msgspec.structs.replace(report, parts=(wrong,)), asked, five)
         assert refused.value.code is Code.WRONG_PARTS
     uploads = make(1)
-    upload = uploads.offer("device", report, blobs, five)
+    upload = offer(uploads, "device", report, blobs, five)
     assert list(uploads.grants(0.0)) == [upload]
     for message in pack_chunks(upload.transfer, words.tobytes()):
         upload.receive(unpack_chunk(message))

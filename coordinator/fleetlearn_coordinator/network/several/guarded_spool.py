@@ -38,11 +38,17 @@ class GuardedSpool:
 
     def free_spool_file(self, number: int) -> None:
         if not self._over:
-            self._spool.free_spool_file(number)
+            try:
+                self._spool.free_spool_file(number)
+            except Exception as error:
+                self._fail(error)
 
     def write_checkpoint(self, number: int, content: bytes) -> None:
         if not self._over:
-            self._spool.write_checkpoint(number, content)
+            try:
+                self._spool.write_checkpoint(number, content)
+            except Exception as error:
+                self._fail(error)
 
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
         try:
