@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from boosting_run import COMPONENTS, TREES, boosting_bundle, pooled_state, write_tables
 from computing import computed, texts
-from fleetlearn_coordinator import read_model, read_status
+from fleetlearn_coordinator import Plan, read_model, read_status
+from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.computations.settings import NumberColumn, Statistics
 from peers import plan_text
 from processes import Processes, free_port, service_file, status_of, wait_for
@@ -147,6 +148,34 @@ def test_with_pairwise_masks_the_state_is_that_of_all_rows(run: Processes, name:
     for each in NAMES:
         run.device(each, url, Path(data[each]))
     check(run, CASES[name][3]())
+
+
+def test_private_sums_under_pairwise_masks(run: Processes) -> None:
+    """Of devices whose owners demand both: with next to no noise the result is that of all rows."""
+    case = "statistics", private_statistics, statistics_tables, lambda: np.zeros(0)
+    plan, url, data = pairwise_plan(run, case)
+    text = plan.read_text().replace("rounds = 1000", "rounds = 1")
+    privacy = "noise = 1e-3\ndelta = 1e-6\npopulation = 3\nclip = 1000.0\n"
+    plan.write_text(f"{text}\n[privacy]\n{privacy}")
+    run.coordinator(plan)
+    for each in NAMES:
+        demands = ("--require-privacy", "--require-secure")
+        run.device(each, url, Path(data[each]), options=demands)
+    for name in ("coordinator", *NAMES):
+        assert run.wait(name) == 0, run.log(name)
+    ages = np.concatenate([table["age"] for table in RAW.values()])
+    found = Plan.load(plan).computation(open_bundle(run.folder / "a.bundle").manifest)
+    known = found.result(read_model(run.folder / "run")[1])
+    assert known["noise"]["rows"] == pytest.approx(2.0)  # 1e-3 of 1,000 rows, and of four groups
+    assert abs(known["rows"] - len(ages)) < 12
+    assert known["columns"]["age"]["mean"] == pytest.approx(np.nanmean(ages), abs=1.0)
+    (row,) = read_status(run.folder / "run").rounds
+    assert row.summary["privacy"]["release"] == 1
+
+
+def private_statistics(folder: Path) -> Any:
+    asked = Statistics(numbers=(NumberColumn("age", range=(0.0, 100.0)),), rounds=1)
+    return statistics_bundle(folder, asked)
 
 
 @pytest.mark.parametrize("point", sorted(COORDINATOR))
