@@ -477,8 +477,9 @@ def _secure_part(fleet: Fleet) -> dict[str, Any]:
     scenario = fleet.scenario
     if scenario.plan.secure is None:
         return {}
-    tables = msgspec.to_builtins((scenario.plan.secure, scenario.coordinator), enc_hook=str)
-    return {"secure": secure_words({"secure": tables[0]}, tables[1])}
+    plan = scenario.plan
+    told = ({"secure": plan.secure, "local": plan.local}, scenario.coordinator)
+    return {"secure": secure_words(*msgspec.to_builtins(told, enc_hook=str))}
 
 
 def _is_private(fleet: Fleet) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fleetlearn_protocol.computations.settings import KIND_NAMES
+
 from fleetlearn_simulator.results.html_page import PagePart, size
 from fleetlearn_simulator.results.loaded_run import LoadedRun, Round
 
@@ -26,7 +28,7 @@ def secure_words(plan: Mapping[str, Any], coordinator: Mapping[str, Any]) -> str
         f"secure aggregation, mode {secure['mode']}: sums of at least {secure['minimum']:,.0f} "
         "devices, "
     )
-    if secure.get("clip") is None:  # of a computation
+    if plan["local"]["algorithm"] in KIND_NAMES:
         words += "whole"
     else:
         words += f"{secure['bits']:.0f} bits, clip norm {secure['clip']:.4g}"
