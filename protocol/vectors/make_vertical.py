@@ -25,6 +25,7 @@ FROM_PARTY: dict[str, v.FromParty] = {
     "rows": v.PartyRows(9600, 7),
     "activations": v.PartyActivations(2, 51, A, (H, ArrayPart("y", "plain", 16, 1))),
     "done": v.PartyDone(2),
+    "bottom": v.SplitBottom(3, 4096, 9),
     "stops": v.PartyStops("the disk is full"),
 }
 TO_PARTY: dict[str, v.ToParty] = {
@@ -35,6 +36,10 @@ TO_PARTY: dict[str, v.ToParty] = {
     "common-rows": v.CommonRows(250, A, 38, 5),
     "begin": v.VerticalBegin(2, 50),
     "gradients": v.PartyGradients(2, 51, (H,), 0.25),
+    "split-terms": v.SplitTerms(
+        "run-2", 2, (Input("y", "int64", (), 2),), 5, 32, {"lr": 0.1}, "float16", False
+    ),
+    "round": v.SplitBegin(3, 7, 70, 10, 4096, 9),
     "pause": v.VerticalPause("for shop"),
     "finished": v.VerticalFinished(),
     "refused": v.VerticalRefusal("no row is common"),

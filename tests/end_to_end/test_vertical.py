@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fleetlearn_coordinator.storage.vertical_folder import newest_top
+from fleetlearn_coordinator.storage.vertical_folder import newest_model
 from fleetlearn_device.vertical.party_folder import PartyFolder
 from fleetlearn_export import export_bundle
 from fleetlearn_protocol.vector import flatten, views
@@ -198,7 +198,7 @@ def test_one_party_trains_a_model_that_is_split_at_a_layer(tmp_path: Path) -> No
     assert parts is not None
     folder = PartyFolder(tmp_path / "device")
     bottom = folder.newest(parts.bottoms["device"].sha256)
-    top = newest_top(tmp_path / "coordinator" / "data", parts.top.sha256)
+    top = newest_model(tmp_path / "coordinator" / "data", parts.top.sha256)
     assert bottom is not None
     for part, manifest in (
         (bottom, parts.bottoms["device"].manifest),

@@ -66,6 +66,7 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     "canary finish": (OperationView,),
     "helper status": (HelperView,),
     "vertical status": (VerticalStatus,),
+    "split status": (VerticalStatus,),
     "administrator list": (list[AdministratorView],),
     "backup": (BackupManifest,),
     "restore": (BackupManifest,),

@@ -34,6 +34,7 @@ GROUPS: dict[str, tuple[Listed, ...]] = {
         Listed("device-certificate", "keys", "Make a certificate for a device"),
         Listed("signing-key", "keys", "Make a key that signs tasks"),
         Listed("vertical", "vertical", "Parties with other features of the same rows train"),
+        Listed("split", "split", "Devices with other rows train a model divided at a layer"),
         Listed("helper", "helper", "Another operator's helper of secure aggregation"),
         Listed("prometheus-rules", "prometheus", "Print alert rules for Prometheus"),
     ),

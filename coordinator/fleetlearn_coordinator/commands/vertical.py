@@ -4,8 +4,9 @@ model."""
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -15,6 +16,9 @@ from fleetlearn_protocol.typer_app import commands_under, say
 from fleetlearn_coordinator.commands.exits import expected_errors
 from fleetlearn_coordinator.commands.logs import log_at
 from fleetlearn_coordinator.commands.options import AsJson
+
+if TYPE_CHECKING:
+    from fleetlearn_coordinator.storage.vertical_folder import VerticalStatus
 
 app = commands_under(
     "vertical", "A model that parties with other features of the same rows train together."
@@ -35,7 +39,7 @@ def init(
     from fleetlearn_protocol import open_bundle
     from fleetlearn_protocol.manifest import SplitPart
 
-    from fleetlearn_coordinator.service.vertical.settings import hash_of_token, vertical_plan_file
+    from fleetlearn_coordinator.service.vertical.settings import vertical_plan_file
 
     file = folder / FILE
     with expected_errors():
@@ -47,17 +51,7 @@ def init(
             raise FleetError(
                 Code.BAD_MESSAGE, f"there is no party {labels}; {bundle} is for {', '.join(names)}"
             )
-        files = {name: folder / f"{name}.token" for name in names}
-        there = next((path for path in (file, *files.values()) if path.exists()), None)
-        if there is not None:
-            raise FleetError(Code.DUPLICATE, f"{there} is there already: it stays as it is")
-        folder.mkdir(parents=True, exist_ok=True)
-        tokens = {}
-        for name, path in files.items():
-            token = secrets.token_urlsafe(32)
-            path.touch(mode=0o600)
-            path.write_text(f"{token}\n", "utf-8")
-            tokens[name] = hash_of_token(token)
+        tokens = written_tokens(folder, FILE, names)
         text = vertical_plan_file(str(bundle.absolute()), tokens, labels or names[0])
         file.write_text(text, "utf-8")
     say(
@@ -72,8 +66,8 @@ def serve(
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
 ) -> None:
     """Train, until the run's steps are done or a signal ends it."""
-    from fleetlearn_coordinator.service.vertical.serve import serve_vertical
     from fleetlearn_coordinator.service.vertical.settings import VerticalPlan
+    from fleetlearn_coordinator.service.vertical.vertical_work import serve_vertical
 
     with expected_errors():
         plan = VerticalPlan.load(file)
@@ -89,23 +83,7 @@ def status(file: File, as_json: AsJson = False) -> None:
 
     with expected_errors():
         found = read_vertical_status(VerticalPlan.load(file).data_dir)
-    if as_json:
-        print(msgspec.json.encode(found).decode())
-        return
-    there = [name for name, connected in found.parties.items() if connected]
-    missing = [name for name in found.parties if name not in there]
-    lines = {
-        "run": f"{found.run}, {found.phase}{'' if found.served else ', not served now'}",
-        "step": f"{found.step} of {found.steps}; the top is kept after step {found.checkpoint}",
-        "rows": f"{found.rows} common to all parties",
-        "there": ", ".join(there) or "no party",
-        "missing": ", ".join(missing) or "no party",
-        "loss": "not known yet" if found.loss is None else f"{found.loss:.6g}",
-    }
-    if found.why:
-        lines["because"] = found.why
-    for label, text in lines.items():
-        print(f"{label:<8} {text}")
+    print_status(found, as_json=as_json)
 
 
 @app.command()
@@ -127,12 +105,12 @@ def export(
 
     from fleetlearn_coordinator.service.vertical.settings import VerticalPlan
     from fleetlearn_coordinator.service.vertical.whole_model import whole_model
-    from fleetlearn_coordinator.storage.vertical_folder import newest_top
+    from fleetlearn_coordinator.storage.vertical_folder import newest_model
 
     with expected_errors():
         plan = VerticalPlan.load(file)
         bundle, split = plan.open_top()
-        part = newest_top(plan.data_dir, bundle.sha256)
+        part = newest_model(plan.data_dir, bundle.sha256)
         content = write_inference_model(bundle, part.local)
         if bottom:
             files = {str(path): path.read_bytes() for path in bottom}
@@ -141,3 +119,49 @@ def export(
             content = with_origin(content, PartOrigin(bundle.sha256, part.step))
         output.write_bytes(content)
     say(f"wrote {output}, the {'whole model' if bottom else 'top'} after step {part.step}")
+
+
+def written_tokens(folder: Path, plan: str, names: Sequence[str]) -> dict[str, str]:
+    """Write a token for each party. Returns what the plan has of them. Raises FleetError where one
+    of the files, or the plan's, is there."""
+    from fleetlearn_coordinator.service.vertical.settings import hash_of_token
+
+    files = {name: folder / f"{name}.token" for name in names}
+    there = next((path for path in (folder / plan, *files.values()) if path.exists()), None)
+    if there is not None:
+        raise FleetError(Code.DUPLICATE, f"{there} is there already: it stays as it is")
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = {}
+    for name, path in files.items():
+        token = secrets.token_urlsafe(32)
+        path.touch(mode=0o600)
+        path.write_text(f"{token}\n", "utf-8")
+        tokens[name] = hash_of_token(token)
+    return tokens
+
+
+def print_status(found: VerticalStatus, *, as_json: bool) -> None:
+    """Print how a run is."""
+    if as_json:
+        print(msgspec.json.encode(found).decode())
+        return
+    there = [name for name, connected in found.parties.items() if connected]
+    missing = [name for name in found.parties if name not in there]
+    whose, unit, kept, somebody = {
+        "vertical": ("", "step", "top", "party"),
+        "splitfed": (" (SplitFed)", "round", "model", "device"),
+        "turns": (" (turns)", "turn", "model", "device"),
+    }[found.kind]
+    served = "" if found.served else ", not served now"
+    lines = {
+        "run": f"{found.run}{whose}, {found.phase}{served}",
+        unit: f"{found.step} of {found.steps}; the {kept} is kept after {unit} {found.checkpoint}",
+        "rows": f"{found.rows} common to all parties" if found.kind == "vertical" else "",
+        "there": ", ".join(there) or f"no {somebody}",
+        "missing": ", ".join(missing) or f"no {somebody}",
+        "loss": "not known yet" if found.loss is None else f"{found.loss:.6g}",
+        "because": found.why,
+    }
+    for label, text in lines.items():
+        if text:
+            print(f"{label:<8} {text}")

@@ -1,4 +1,5 @@
-"""A vertical run's data directory: what it is, which rows are common, and its newest tops."""
+"""A vertical or a split run's data directory: what it is, which rows are common, and its newest
+models: of a vertical run the top, of a split run bottom and top one after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from fleetlearn_coordinator.storage.stored_json import decode
 
 RUN, STATUS = "vertical.json", "status.json"
 KEPT = 2
-_NAME = re.compile(r"top-(\d{10})\.part")
+_NAME = re.compile(r"model-(\d{10})\.part")
 
 
 class VerticalRecord(msgspec.Struct):
@@ -34,7 +35,7 @@ class VerticalRecord(msgspec.Struct):
 
 
 class VerticalStatus(msgspec.Struct, frozen=True):
-    """How a vertical run is."""
+    """How a vertical or a split run is."""
 
     run: str
     phase: str
@@ -57,6 +58,13 @@ class VerticalStatus(msgspec.Struct, frozen=True):
     """The same."""
     why: str
     """Why the run failed, or a party stopped."""
+    kind: str = "vertical"
+    """vertical, splitfed or turns. Of the latter two, steps are rounds, or turns of all devices,
+    and the loss is the mean over the last one's rows."""
+    received: int = 0
+    """Bytes of frames that parties have sent since the coordinator started."""
+    sent: int = 0
+    """Bytes of frames that were sent to parties."""
     served: bool = True
     """Whether a coordinator serves the run now."""
 
@@ -130,8 +138,9 @@ def read_vertical_status(folder: Path) -> VerticalStatus:
     return msgspec.structs.replace(found, served=served, parties=parties)
 
 
-def newest_top(folder: Path, bundle: str) -> KeptPart:
-    """Return the newest whole top of a run, also while it is served. Raises StoreError."""
+def newest_model(folder: Path, bundle: str) -> KeptPart:
+    """Return the newest whole model of a run, also while it is served. ``bundle``: SHA-256 of the
+    top's manifest. Raises StoreError."""
     path = folder / RUN
     if path.exists():
         record = decode(path.read_bytes(), VerticalRecord, str(path))
@@ -140,7 +149,7 @@ def newest_top(folder: Path, bundle: str) -> KeptPart:
             part = _load(folder, key, step)
             if part is not None:
                 return part
-    raise StoreError(Code.UNKNOWN_CONTENT, f"{folder} keeps no trained top of that bundle yet")
+    raise StoreError(Code.UNKNOWN_CONTENT, f"{folder} keeps no trained model of that bundle yet")
 
 
 def _load(folder: Path, key: PartKey, step: int) -> KeptPart | None:
@@ -157,7 +166,7 @@ def _steps(folder: Path) -> list[int]:
 
 
 def _path(folder: Path, step: int) -> Path:
-    return folder / f"top-{step:010d}.part"
+    return folder / f"model-{step:010d}.part"
 
 
 def _write(path: Path, content: bytes) -> None:

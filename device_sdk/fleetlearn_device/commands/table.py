@@ -40,6 +40,7 @@ COMMANDS: dict[str, DeviceCommand] = {
     "peer": DeviceCommand("peer", "train with neighbours, without a coordinator"),
     "peer-card": DeviceCommand("peer_card", "print a device's entry in the peers' address book"),
     "vertical": DeviceCommand("vertical", "train a bottom with parties that have other features"),
+    "split": DeviceCommand("split", "train a bottom with devices that have other rows"),
     "export-bottom": DeviceCommand("export_bottom", "write a trained bottom as an ONNX file"),
     "hash-rows": DeviceCommand("hash_rows", "write labels with hashes of their rows' ids"),
     "public-key": DeviceCommand(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 
 from fleetlearn_device.commands.exits import fail
 from fleetlearn_device.settings.sources import add_flags, read_settings, required
+
+log = logging.getLogger("fleetlearn.device")
 
 SETTINGS = (
     "coordinator",
@@ -77,7 +80,12 @@ def run(options: argparse.Namespace) -> int:
         from fleetlearn_device.runtimes.checks import DataError
         from fleetlearn_device.runtimes.sessions import StepError
         from fleetlearn_device.runtimes.split import part_of
-        from fleetlearn_device.vertical.party import Party, PartyRefusedError, PartySettings
+        from fleetlearn_device.vertical.party import Party
+        from fleetlearn_device.vertical.party_connection import (
+            PartyRefusedError,
+            PartySettings,
+            take_part,
+        )
         from fleetlearn_device.vertical.party_table import read_key, read_table
     from fleetlearn_device.driver.address import checked_address
 
@@ -93,14 +101,11 @@ def run(options: argparse.Namespace) -> int:
         table = read_table(
             values["data.source"].value, options.ids, read_key(options.rows_key), bundle.manifest
         )
-        settings = PartySettings(
-            address,
-            party,
-            values["connection.token"].value or token_in(values),
-            Path(values["state"].value),
-            values["limits.threads"].value or 1,
-        )
-        asyncio.run(Party(settings, bundle, table).run())
+        threads = values["limits.threads"].value or 1
+        trainer = Party(bundle, table, Path(values["state"].value), threads)
+        token = values["connection.token"].value or token_in(values)
+        asyncio.run(take_part(PartySettings(address, party, token), trainer))
+        log.info("the training is over; the bottom is in %s", values["state"].value)
     except (DataError, ValueError) as error:
         return fail(2, str(error))
     except PartyRefusedError as error:

@@ -14,6 +14,8 @@ from fleetlearn_protocol.vertical.messages import (
     PartyDone,
     PartyGradients,
     RowsWanted,
+    SplitBegin,
+    SplitTerms,
     ToParty,
     VerticalBegin,
     VerticalFinished,
@@ -115,6 +117,11 @@ class PartyMachine:
         self._step = 0
         """The step whose gradient is awaited."""
 
+    @property
+    def is_admitted(self) -> bool:
+        """Whether the coordinator has told the terms."""
+        return self.terms is not None
+
     def received(self, message: ToParty, content: bytes) -> list[Command]:
         """Return what is to be done. ``content``: the bytes that followed the message. Raises
         ProtocolError where the message does not come in its turn."""
@@ -143,6 +150,12 @@ class PartyMachine:
                 return [Wait(text)]
             case VerticalFinished():
                 return [EndParty("")]
+            case SplitTerms() | SplitBegin():
+                raise ProtocolError(
+                    Code.BAD_MESSAGE,
+                    "this coordinator serves devices with different rows: take part by "
+                    "`fleetlearn-device split`",
+                )
             case VerticalRefusal(text):
                 return [EndParty(text or "no reason was given")]
 

@@ -1,5 +1,5 @@
 """A party's data: the arrays of its bottom, the labels if it has them, and the hashes of its rows'
-ids."""
+ids. And those of a device with rows of its own, which have no ids."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fleetlearn_protocol.manifest import Input, Manifest
 from fleetlearn_protocol.paths import in_home
 from fleetlearn_protocol.preprocessing import Preprocessing
 from fleetlearn_protocol.vertical.alignment import (
+    MOST_ROWS,
     RowHashes,
     digest_of,
     hash_rows,
@@ -56,18 +57,62 @@ class PartyTable(NamedTuple):
     def targets(self, wanted: Sequence[Input]) -> list[NDArray[Any]]:
         """Return the labels of all rows, sorted as ``hashes``, in the dtypes that are wanted.
         Raises DataError."""
-        if not wanted:
-            return []
-        absent = [row.name for row in wanted if row.name not in self.rows.arrays]
-        if absent:
-            raise DataError(
-                f"{self.source.name}: this party is to give the labels, and there is no column "
-                f"{', '.join(absent)}; there are {', '.join(self.rows.arrays)}"
-            )
-        made = [
-            typed(self.rows.arrays[row.name], row, self.rows, self.source.name) for row in wanted
-        ]
-        return _checked(made, wanted, self.source.name, self.order)
+        return _targets(self.source, self.rows, wanted, self.order)
+
+
+class OwnRows(NamedTuple):
+    """The rows of a device of a split run, in the order of its data."""
+
+    arrays: tuple[NDArray[Any], ...]
+    """Those of the bottom's batch, in its order, without the gradient."""
+    source: RawSource
+    rows: RawRows
+    """The data as they were read."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return len(self.arrays[0])
+
+    def targets(self, wanted: Sequence[Input]) -> list[NDArray[Any]]:
+        """Return the labels of all rows, in the dtypes that are wanted. Raises DataError."""
+        return _targets(self.source, self.rows, wanted, np.arange(self.size))
+
+
+def _targets(
+    source: RawSource, rows: RawRows, wanted: Sequence[Input], order: NDArray[np.int64]
+) -> list[NDArray[Any]]:
+    if not wanted:
+        return []
+    absent = [row.name for row in wanted if row.name not in rows.arrays]
+    if absent:
+        raise DataError(
+            f"{source.name}: this device is to give the labels, and there is no column "
+            f"{', '.join(absent)}; there are {', '.join(rows.arrays)}"
+        )
+    made = [typed(rows.arrays[row.name], row, rows, source.name) for row in wanted]
+    return _checked(made, wanted, source.name, order)
+
+
+def read_own_rows(text: str, manifest: Manifest) -> OwnRows:
+    """Read the data of a device of a split run, as ``fleetlearn-device run --data`` takes them.
+    Raises DataError."""
+    source, choices = open_source(text)
+    rows = with_declared(source, source.load(), choices)
+    inputs = manifest.data_arrays
+    made = assembled(source, _of_bottom(rows, inputs), inputs, choices)
+    count = len(made[inputs[0].name])
+    if not 0 < count <= MOST_ROWS:
+        raise DataError(f"{source.name}: {count} rows; expected 1 to {MOST_ROWS}")
+    order = np.arange(count)
+    arrays = _checked([made[row.name] for row in inputs], inputs, source.name, order)
+    return OwnRows(tuple(arrays), source, rows)
+
+
+def _of_bottom(rows: RawRows, inputs: Sequence[Input]) -> RawRows:
+    """Return the rows with the arrays of a bottom alone; ids and labels may stand beside them."""
+    named = {row.name for row in inputs} & set(rows.arrays)
+    return rows._replace(arrays={name: rows.arrays[name] for name in named} or rows.arrays)
 
 
 def read_table(text: str, ids: str, key: bytes, manifest: Manifest) -> PartyTable:
@@ -98,10 +143,7 @@ def read_table(text: str, ids: str, key: bytes, manifest: Manifest) -> PartyTabl
             )
         made = {row.name: prepared.arrays[row.name] for row in inputs}
     else:
-        # Ids and labels may stand beside the arrays.
-        named = {row.name for row in inputs} & set(rows.arrays)
-        own = rows._replace(arrays={name: rows.arrays[name] for name in named} or rows.arrays)
-        made = assembled(source, own, inputs, choices)
+        made = assembled(source, _of_bottom(rows, inputs), inputs, choices)
     try:
         hashes = hash_rows(column.tolist(), key)
     except ValueError as error:

@@ -16,7 +16,7 @@ from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.manifest import Input, TensorName
 from fleetlearn_protocol.messages import Checksum, Identifier
-from fleetlearn_protocol.vector import check_finite, checksum
+from fleetlearn_protocol.vector import Vector, check_finite, checksum
 
 PLAIN = "plain"
 """The encoding of arrays that are not float32: their elements as they are in memory,
@@ -107,3 +107,16 @@ def decode_arrays(
             Code.WRONG_LENGTH, f"{len(view)} bytes were sent; the parts have {place}"
         )
     return found
+
+
+def read_bottom(content: bytes | memoryview, size: int) -> Vector:
+    """Return a bottom that was sent: float32, shape (size,). Raises ProtocolError: another length,
+    NaN or infinity."""
+    if len(content) != 4 * size:
+        raise ProtocolError(
+            Code.WRONG_LENGTH,
+            f"a bottom of {len(content)} bytes was sent; this model's has {4 * size}",
+        )
+    vector: Vector = np.frombuffer(content, "<f4").astype(np.float32)
+    check_finite(vector)
+    return vector

@@ -1,7 +1,8 @@
-"""What the parties of a vertical run and its coordinator say to each other.
+"""What the parties of a vertical run, or the devices of a split run, and its coordinator say to
+each other. A party is a device of either: the messages that both kinds of run have say party.
 
 The frames are those of a device and a coordinator: JSON objects with a ``type`` in text frames,
-chunks in binary frames. PROTOCOL.md, "Vertical runs", is the specification.
+chunks in binary frames. PROTOCOL.md, "Split models between machines", is the specification.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class PartyState(msgspec.Struct, frozen=True, tag="state"):
     """The common rows that it knows for these rows: SHA-256 of their hashes. None: it knows none
     yet, or its rows have changed."""
     checkpoints: Annotated[tuple[Step, ...], Meta(max_length=8)]
-    """After how many steps it has kept its bottom. 0 is always there: the initial one."""
+    """After how many steps it has kept its bottom. 0 is always there: the initial one. A device of
+    a split run keeps none."""
 
 
 class PartyRows(msgspec.Struct, frozen=True, tag="rows"):
@@ -81,9 +83,10 @@ class PartyActivations(msgspec.Struct, frozen=True, tag="activations"):
     """The attempt that is on."""
     step: Step
     """The step, from 0 on."""
-    rows: Digest
+    rows: Digest | None
     """SHA-256 of the hashes of the step's rows, in their order in the batch: it is the same for all
-    parties, or they do not mean the same rows."""
+    parties, or they do not mean the same rows. None in a split run, where each device has rows of
+    its own."""
     arrays: Annotated[tuple[ArrayPart, ...], Meta(min_length=1, max_length=64)]
     """The activations; then the targets, from the party that has them."""
 
@@ -93,6 +96,18 @@ class PartyDone(msgspec.Struct, frozen=True, tag="done"):
 
     attempt: Attempt
     """The attempt that is on."""
+
+
+class SplitBottom(msgspec.Struct, frozen=True, tag="bottom"):
+    """A device of a split run has done the steps that it was told to do. Its bottom follows, as
+    little-endian float32: the parameters, then the optimizer's state where the terms say so."""
+
+    attempt: Attempt
+    """The attempt that is on."""
+    size: Size
+    """Bytes that follow."""
+    crc32: Checksum
+    """Of these bytes."""
 
 
 class PartyStops(msgspec.Struct, frozen=True, tag="stops"):
@@ -168,8 +183,49 @@ class PartyGradients(msgspec.Struct, frozen=True, tag="gradients"):
     """The batch's mean loss before the step."""
 
 
+class SplitTerms(msgspec.Struct, frozen=True, tag="split-terms"):
+    """What a split run is: devices with rows of their own train one bottom, in rounds. Answers
+    `join`; the device answers `state`."""
+
+    run: Identifier
+    """The run's name."""
+    part: Annotated[int, Meta(ge=1, le=64)]
+    """The device's place among the devices, from 1 on."""
+    targets: Annotated[tuple[Input, ...], Meta(min_length=1, max_length=64)]
+    """Arrays that the device is to send with its activations: the labels."""
+    seed: Annotated[int, Meta(ge=0, le=2**53 - 1)]
+    """The device's own: what the order of its rows and its bottom's random numbers come from."""
+    batch_size: Annotated[int, Meta(ge=1, le=2**20)]
+    """Rows of a step."""
+    hyper: Numbers
+    """Of the step."""
+    encoding: Identifier
+    """Of activations and gradients. Bottoms travel as float32."""
+    carries_state: bool
+    """Whether the optimizer's state goes with the bottom, from one device to the next. Otherwise
+    each round begins with the initial state."""
+
+
+class SplitBegin(msgspec.Struct, frozen=True, tag="round"):
+    """The device is to train the bottom that follows, in the form of `bottom`, and send it back."""
+
+    attempt: Attempt
+    """Another one each time. What is said of an earlier attempt does not count."""
+    round: Step
+    """Rounds, or turns, that are done."""
+    step: Step
+    """The device's first step: the one that takes the rows of this number."""
+    steps: Annotated[int, Meta(ge=1, le=2**31)]
+    """How many steps to do."""
+    size: Size
+    """Bytes that follow."""
+    crc32: Checksum
+    """Of these bytes."""
+
+
 class VerticalPause(msgspec.Struct, frozen=True, tag="pause"):
-    """A party is gone. The others wait, and keep what they have kept."""
+    """There is nothing to do: a party is gone, or it is another device's turn. What was begun and
+    not ended is given up; what is kept stays."""
 
     text: Text
     """What is waited for, for people."""
@@ -187,7 +243,9 @@ class VerticalRefusal(msgspec.Struct, frozen=True, tag="refused"):
     """Why, for people."""
 
 
-FromParty = PartyJoin | PartyState | PartyRows | PartyActivations | PartyDone | PartyStops
+FromParty = (
+    PartyJoin | PartyState | PartyRows | PartyActivations | PartyDone | SplitBottom | PartyStops
+)
 """Every message of a party."""
 ToParty = (
     VerticalTerms
@@ -195,6 +253,8 @@ ToParty = (
     | CommonRows
     | VerticalBegin
     | PartyGradients
+    | SplitTerms
+    | SplitBegin
     | VerticalPause
     | VerticalFinished
     | VerticalRefusal
@@ -231,7 +291,7 @@ def decode_to_party(text: str | bytes) -> ToParty:
 
 def announced_bytes(message: FromParty | ToParty) -> int:
     """Return how many bytes follow the message, as chunks."""
-    if isinstance(message, PartyRows | CommonRows):
+    if isinstance(message, PartyRows | CommonRows | SplitBottom | SplitBegin):
         return message.size
     if isinstance(message, PartyActivations | PartyGradients):
         return sum(part.size for part in message.arrays)

@@ -10,7 +10,7 @@ from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.vertical_folder import (
     VerticalFolder,
     VerticalStatus,
-    newest_top,
+    newest_model,
     read_vertical_status,
 )
 from fleetlearn_protocol.vertical.kept_part import KeptPart, PartKey
@@ -47,12 +47,12 @@ def test_the_newest_two_tops_are_kept(tmp_path: Path) -> None:
         folder.keep(key, part(step))
     assert folder.checkpoints(key) == (10, 15)
     assert folder.load(key, 5) is None
-    assert newest_top(tmp_path, BUNDLE).step == 15
-    (tmp_path / "top-0000000015.part").write_bytes(b"damaged")
+    assert newest_model(tmp_path, BUNDLE).step == 15
+    (tmp_path / "model-0000000015.part").write_bytes(b"damaged")
     assert folder.checkpoints(key) == (10,)
-    assert newest_top(tmp_path, BUNDLE).step == 10
-    with pytest.raises(StoreError, match="keeps no trained top of that bundle"):
-        newest_top(tmp_path, "e" * 64)
+    assert newest_model(tmp_path, BUNDLE).step == 10
+    with pytest.raises(StoreError, match="keeps no trained model of that bundle"):
+        newest_model(tmp_path, "e" * 64)
     folder.close()
 
 

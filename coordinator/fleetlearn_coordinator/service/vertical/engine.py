@@ -10,7 +10,7 @@ the next step needs, so that the sides' newest checkpoints differ by one at most
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -31,7 +31,6 @@ from fleetlearn_protocol.vertical.alignment import (
 )
 from fleetlearn_protocol.vertical.arrays import decode_arrays, encode_arrays
 from fleetlearn_protocol.vertical.messages import (
-    VERTICAL_VERSION,
     CommonRows,
     FromParty,
     PartyActivations,
@@ -51,6 +50,8 @@ from fleetlearn_protocol.vertical.messages import (
 )
 from fleetlearn_protocol.vertical.schedule import is_checkpoint, rows_of_step, seed_of_step
 from numpy.typing import NDArray
+
+from fleetlearn_coordinator.service.vertical.joining import misfit_of_join
 
 Phase = Literal["waiting", "aligning", "training", "finished", "failed"]
 
@@ -169,6 +170,15 @@ class VerticalEngine:
         return [cut.party for cut in self.cuts]
 
     @property
+    def waits_for(self) -> Hashable:
+        """A vertical run waits for a party however long it is gone."""
+        return None
+
+    def waited(self) -> list[RunCommand]:
+        """Nothing is given up."""
+        return []
+
+    @property
     def missing(self) -> list[str]:
         """The parties that are not connected."""
         return [party for party in self.parties if party not in self.seats]
@@ -190,20 +200,9 @@ class VerticalEngine:
     def joined(self, party: str, message: PartyJoin) -> list[RunCommand]:
         """A party has connected, perhaps again, and said `join`."""
         cut = next((cut for cut in self.cuts if cut.party == party), None)
-        if cut is None or message.party != party:
-            return _refused(party, f"this run has no party {message.party} with that token")
-        if message.version != VERTICAL_VERSION:
-            return _refused(
-                party,
-                f"version {message.version} of this conversation is unknown; the coordinator has "
-                f"{VERTICAL_VERSION}",
-            )
-        if message.bundle != cut.bundle:
-            return _refused(
-                party,
-                f"the bundle {message.bundle} is not that with which the top was exported: "
-                f"{cut.bundle}. All parts of a model are of one export",
-            )
+        misfit = misfit_of_join(message, party, None if cut is None else cut.bundle)
+        if misfit:
+            return _refused(party, misfit)
         if self.phase == "finished":
             return [TellParty(party, VerticalFinished())]
         if self.phase == "failed":
@@ -364,6 +363,8 @@ class VerticalEngine:
             raise ProtocolError(
                 Code.BAD_MESSAGE, f"activations of step {message.step} came at step {self.step}"
             )
+        if message.rows is None:
+            raise ProtocolError(Code.BAD_MESSAGE, f"{party} does not say which rows it means")
         terms, number = self.terms, self.parties.index(party)
         rows = rows_of_step(self.step, self.kept.rows, terms.batch_size, terms.seed)
         expected = [self.cuts[number].activations]

@@ -1,4 +1,4 @@
-"""Serves a vertical run: its connections, its top, and what it keeps."""
+"""Serves a vertical or a split run: its connections, and one event after the other."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import asyncio
 import hmac
 import logging
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 from fleetlearn_protocol.command_line import stop_signals
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError, clip
 from fleetlearn_protocol.frames import MAX_FRAME_BYTES, pack_chunks
 from fleetlearn_protocol.systemd import ALIVE, READY, STOPPING, notify_systemd
-from fleetlearn_protocol.vertical.alignment import digest_of, read_membership
-from fleetlearn_protocol.vertical.kept_part import KeptPart, PartKey
 from fleetlearn_protocol.vertical.messages import (
     VERTICAL_PROTOCOL,
     ContentReader,
@@ -27,34 +24,21 @@ from fleetlearn_protocol.vertical.messages import (
     ToParty,
     VerticalFinished,
     VerticalRefusal,
-    VerticalTerms,
     decode_from_party,
     encode_to_party,
 )
-from numpy.typing import NDArray
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
 from fleetlearn_coordinator.network.tls import Certificates
-from fleetlearn_coordinator.service.vertical.engine import (
-    FinishRun,
-    KeepAlignment,
-    KeepTop,
-    KeptRun,
-    LoadTop,
-    RunCommand,
-    StepTop,
-    StopRun,
-    TellParty,
-    VerticalEngine,
-)
-from fleetlearn_coordinator.service.vertical.labels import OwnLabels, read_labels
-from fleetlearn_coordinator.service.vertical.settings import VerticalPlan, hash_of_token
-from fleetlearn_coordinator.service.vertical.top import TopProcess
-from fleetlearn_coordinator.service.worker_process import MAX_DEATHS, PAUSE, check_installed
-from fleetlearn_coordinator.storage.vertical_folder import VerticalFolder, VerticalStatus
+from fleetlearn_coordinator.plan.service_settings import Tls
+from fleetlearn_coordinator.service.vertical.engine import Phase, StopRun, TellParty
+from fleetlearn_coordinator.service.vertical.rounds_engine import DropDevice, EndServing
+from fleetlearn_coordinator.service.vertical.settings import hash_of_token
+from fleetlearn_coordinator.service.vertical.top import TopLostError
+from fleetlearn_coordinator.service.worker_process import MAX_DEATHS, PAUSE
 
 logger = logging.getLogger("fleetlearn.vertical")
 
@@ -74,6 +58,88 @@ LAST_WORDS = 5.0
 
 class VerticalRunError(FleetError):
     """The run cannot go on; nothing will change that by itself."""
+
+
+class ServedPlace(NamedTuple):
+    """Where a run is served, and to whom."""
+
+    host: str
+    port: int
+    tls: Tls | None
+    tokens: Mapping[str, str]
+    """SHA-256 of a token -> its party."""
+    patience: float
+    """Seconds that a party may be gone, or silent, where others can go on without it."""
+
+
+class RunTraffic(NamedTuple):
+    """Bytes of frames."""
+
+    received: int = 0
+    sent: int = 0
+
+    def plus(self, received: int = 0, sent: int = 0) -> RunTraffic:
+        """Return these and more."""
+        return RunTraffic(self.received + received, self.sent + sent)
+
+
+class RunEngine(Protocol):
+    """Decides what an event leads to."""
+
+    phase: Phase
+    why: str
+
+    @property
+    def parties(self) -> Sequence[str]:
+        """The parties' names."""
+
+    @property
+    def waits_for(self) -> Hashable:
+        """What could be given up; None: nothing."""
+
+    def most_bytes(self, message: FromParty) -> int:
+        """Return the most bytes that may follow a message."""
+
+    def joined(self, party: str, message: PartyJoin) -> Sequence[Any]:
+        """A party has connected, and said `join`."""
+
+    def left(self, party: str) -> Sequence[Any]:
+        """A party's newest connection has ended."""
+
+    def said(self, party: str, message: FromParty, content: bytes) -> Sequence[Any]:
+        """A party has said something. Raises ProtocolError."""
+
+    def waited(self) -> Sequence[Any]:
+        """``waits_for`` has not changed for the place's patience."""
+
+
+class RunWork(Protocol):
+    """What a run does beside talking: its top, and what it keeps."""
+
+    name: str
+    steps_done: int
+    """Steps of the top since the process began."""
+
+    @property
+    def engine(self) -> RunEngine:
+        """What decides."""
+
+    @property
+    def notable(self) -> Hashable:
+        """What `status` shows at once when it changes."""
+
+    async def do(self, command: Any) -> Sequence[Any]:
+        """Carry a command out. Returns those that follow. Raises TopLostError, FleetError,
+        OSError; ProtocolError where what a party sent cannot be used."""
+
+    def top_lost(self) -> Sequence[Any]:
+        """Return what is to be done when the top's process died."""
+
+    def tell_status(self, traffic: RunTraffic, *, serving: bool = True) -> None:
+        """Write what `status` shows."""
+
+    async def close(self) -> None:
+        """Give back what the run holds."""
 
 
 @dataclass(frozen=True)
@@ -97,51 +163,26 @@ class _Left:
     socket: ServerConnection
 
 
-class VerticalServer:
-    """One run. ``work`` handles one event after the other."""
+class PartyServer:
+    """One run. ``_handle_events`` handles one event after the other."""
 
-    def __init__(self, plan: VerticalPlan) -> None:
-        """Raises FleetError: the plan, the bundle or the data directory cannot be used."""
-        check_installed("a vertical run", "run the coordinator where it is installed")
-        self._plan = plan
-        self._bundle, split = plan.open_top()
-        manifest = self._bundle.manifest
-        targets = manifest.batch[len(split.cuts) :]
-        self._labels: OwnLabels | None = None
-        if plan.labels_file is not None:
-            self._labels = read_labels(plan.labels_file, targets)
-        self.folder = VerticalFolder(plan.data_dir, plan.digest(self._bundle))
-        record = self.folder.record
-        self._find_own_rows()
-        checkpoints = () if record.alignment is None else self.folder.checkpoints(self._key())
-        kept = KeptRun(record.alignment, record.rows, checkpoints, record.finished)
-        terms = VerticalTerms(
-            record.run,
-            1,
-            (),
-            plan.seed,
-            plan.batch_size,
-            plan.steps,
-            plan.checkpoint_every,
-            plan.hyper,
-            plan.encoding,
-        )
-        own = None if self._labels is None else self._labels.hashes
-        self.engine = VerticalEngine(terms, split.cuts, targets, plan.labels, kept, own)
-        self._top = TopProcess(plan.bundle, manifest, plan.threads)
+    def __init__(self, place: ServedPlace, work: RunWork) -> None:
+        self._place, self._work, self.engine = place, work, work.engine
         self._events: asyncio.Queue[_Joined | _Said | _Left] = asyncio.Queue(QUEUED)
         self._sockets: dict[str, ServerConnection] = {}
-        self._tokens = {
-            section.token_sha256: name for name, section in sorted(plan.parties.items())
-        }
+        self._sending: dict[str, asyncio.Task[None]] = {}
+        """The message that is on its way to each party: one party's slow connection does not hold
+        up the others'."""
         self._told_of_end: set[str] = set()
         """Parties that were told that the training is over."""
-        self._told: tuple[object, ...] = ()
+        self._told: Hashable = None
         self._deaths = 0
-        """Of the top's process, since the last step."""
-        self._top_died = False
-        self._loss: float | None = None
-        self._metrics: dict[str, float] = {}
+        """Of the top's process, without a step in between."""
+        self._steps_at_death = 0
+        self._waits: Hashable = None
+        self._waits_since = 0.0
+        self.traffic = RunTraffic()
+        """Since the process began."""
         self.over = asyncio.Event()
         """Set when all parties know that the training is finished, or the run has failed."""
 
@@ -151,12 +192,12 @@ class VerticalServer:
     async def listening(self) -> AsyncIterator[str]:
         """Accept parties until the block is left. Yields the address. Raises FleetError,
         OSError."""
-        plan = self._plan
-        tls = None if plan.tls is None else Certificates(plan.tls).context
+        place = self._place
+        tls = None if place.tls is None else Certificates(place.tls).context
         server = await serve(
             self._converse,
-            plan.host,
-            plan.port,
+            place.host,
+            place.port,
             ssl=tls,
             subprotocols=[Subprotocol(VERTICAL_PROTOCOL)],
             process_request=self._admit,
@@ -167,11 +208,11 @@ class VerticalServer:
             ping_timeout=20.0,
             close_timeout=LAST_WORDS,
         )
-        work = asyncio.create_task(self._work())
+        work = asyncio.create_task(self._handle_events())
         try:
             host, port = server.sockets[0].getsockname()[:2]
             address = f"{'ws' if tls is None else 'wss'}://{host}:{port}"
-            logger.info("run %s listens on %s", self.folder.record.run, address)
+            logger.info("run %s listens on %s", self._work.name, address)
             if self.engine.phase == "finished":
                 logger.info("its training is finished: parties that come are told so")
             yield address
@@ -181,17 +222,17 @@ class VerticalServer:
             work.cancel()
             with suppress(asyncio.CancelledError, FleetError):
                 await work
-            self.tell_status(serving=False)
+            self._work.tell_status(self.traffic, serving=False)
             server.close()
             await server.wait_closed()
-            await self._top.close()
-            self.folder.close()
+            await asyncio.gather(*self._sending.values(), return_exceptions=True)
+            await self._work.close()
 
     def _admit(self, socket: ServerConnection, request: Request) -> Response | None:
         """Refuse whoever shows no party's token."""
         shown = request.headers.get("Authorization", "").removeprefix("Bearer ")
         digest, party = hash_of_token(shown), None
-        for known, name in self._tokens.items():
+        for known, name in self._place.tokens.items():
             if hmac.compare_digest(known, digest):
                 party = name
         if party is None:
@@ -210,6 +251,7 @@ class VerticalServer:
             async with asyncio.timeout(JOIN_TIMEOUT) as until:
                 async for frame in socket:
                     until.reschedule(None)
+                    self.traffic = self.traffic.plus(received=len(frame))
                     if isinstance(frame, str):
                         message = decode_from_party(frame)
                         most = self.engine.most_bytes(message) if joined else 0
@@ -242,6 +284,7 @@ class VerticalServer:
             async with asyncio.timeout(SEND_TIMEOUT):
                 for frame in _frames(message, content):
                     await socket.send(frame)
+                    self.traffic = self.traffic.plus(sent=len(frame))
         except TimeoutError:
             logger.warning("%s took nothing for %g s", socket.username, SEND_TIMEOUT)
             socket.transport.abort()
@@ -250,22 +293,28 @@ class VerticalServer:
         if isinstance(message, VerticalRefusal):
             await socket.close(1008)
 
+    def tell_status(self) -> None:
+        """Write what `status` shows."""
+        self._work.tell_status(self.traffic)
+
     # Events
 
-    async def _work(self) -> None:
+    async def _handle_events(self) -> None:
         try:
             while True:
-                event = await self._events.get()
-                await self._carry_out(self._handled(event))
+                event = await self._next_event()
+                await self._carry_out(
+                    self.engine.waited() if event is None else self._handled(event)
+                )
                 # Not with each of a step's messages: that would cost as much as a small step.
-                engine = self.engine
-                now = (engine.phase, engine.missing, engine.kept.checkpoints)
-                if now != self._told:
-                    self._told = now
-                    self.tell_status()
+                if self._work.notable != self._told:
+                    self._told = self._work.notable
+                    self._work.tell_status(self.traffic)
         except FleetError as error:
             told = self.engine.phase == "failed"
             self.engine.phase, self.engine.why = "failed", error.text
+            # What parties are told of it, before their connections are ended.
+            await asyncio.gather(*self._sending.values())
             if not told:
                 refusal = VerticalRefusal(clip(error.text))
                 await asyncio.gather(*(self._send(one, refusal) for one in self._sockets.values()))
@@ -274,7 +323,21 @@ class VerticalServer:
             # Whatever it was, such as a full disk: nobody would handle what parties say.
             self.over.set()
 
-    def _handled(self, event: _Joined | _Said | _Left) -> Sequence[RunCommand]:
+    async def _next_event(self) -> _Joined | _Said | _Left | None:
+        """Return the next event, or None where the run has waited long enough."""
+        now = asyncio.get_running_loop().time()
+        if self.engine.waits_for != self._waits:
+            self._waits, self._waits_since = self.engine.waits_for, now
+        if self._waits is None:
+            return await self._events.get()
+        try:
+            async with asyncio.timeout_at(self._waits_since + self._place.patience):
+                return await self._events.get()
+        except TimeoutError:
+            self._waits = None
+            return None
+
+    def _handled(self, event: _Joined | _Said | _Left) -> Sequence[Any]:
         """Return what is to be done after an event. Of a party the newest connection counts."""
         current = self._sockets.get(event.party)
         match event:
@@ -300,129 +363,57 @@ class VerticalServer:
                     refusal = TellParty(party, VerticalRefusal(clip(error.text)))
                     return [refusal, *self.engine.left(party)]
 
-    async def _carry_out(self, commands: Sequence[RunCommand]) -> None:
+    async def _carry_out(self, commands: Sequence[Any]) -> None:
         """Carry commands out in their order, and those that follow from them."""
         waiting = [*commands]
         while waiting:
-            more = await self._do(waiting.pop(0))
-            if self._top_died:
-                self._top_died, waiting = False, []
-            waiting = [*more, *waiting]
+            command = waiting.pop(0)
+            match command:
+                case TellParty(party, message, content):
+                    await self._tell(party, message, content)
+                case DropDevice(party):
+                    logger.warning("%s was silent for %g s", party, self._place.patience)
+                    if (socket := self._sockets.pop(party, None)) is not None:
+                        socket.transport.abort()
+                case EndServing():
+                    self.over.set()
+                case StopRun(text):
+                    raise VerticalRunError(Code.BAD_MESSAGE, text)
+                case _:
+                    try:
+                        waiting = [*await self._work.do(command), *waiting]
+                    except TopLostError:
+                        # What was to be said of its step is not said any more.
+                        waiting = [*await self._top_lost()]
 
-    async def _do(self, command: RunCommand) -> Sequence[RunCommand]:
-        match command:
-            case TellParty(party, message, content):
-                socket = self._sockets.get(party)
-                if socket is not None:
-                    await self._send(socket, message, content)
-                if isinstance(message, VerticalFinished):
-                    self._told_of_end.add(party)
-                    if len(self._told_of_end) == len(self.engine.cuts):
-                        self.over.set()
-            case LoadTop(step):
-                part = None if step == 0 else self.folder.load(self._key(), step)
-                if step and part is None:
-                    raise VerticalRunError(
-                        Code.UNKNOWN_CONTENT, f"the top after step {step} is lost"
-                    )
-                logger.info("everybody is there: going on from step %d", step)
-                if await self._top.load(part) is None:
-                    return await self._lost()
-            case StepTop():
-                return await self._step(command)
-            case KeepTop(step):
-                part = await self._top.part(step)
-                if part is None:
-                    return await self._lost()
-                await asyncio.to_thread(self._keep, part)
-                self._say_progress(part.step)
-            case KeepAlignment(digest, rows, own):
-                record = self.folder.record
-                record.alignment, record.rows, record.own = digest, rows, own
-                self.folder.save_record()
-                self._find_own_rows()
-                logger.info("%d rows are common to all parties", rows)
-            case FinishRun():
-                self.folder.record.finished = True
-                self.folder.save_record()
-                logger.info("the training is finished after %d steps", self.engine.step)
-            case StopRun(text):
-                raise VerticalRunError(Code.BAD_MESSAGE, text)
-        return []
-
-    def _say_progress(self, step: int) -> None:
-        """Write a line of the log at each checkpoint, from the first step on."""
-        if self._loss is None:
-            return
-        metrics = "".join(f", {name} {value:.4g}" for name, value in self._metrics.items())
-        logger.info("step %d of %d: loss %.4g%s", step, self._plan.steps, self._loss, metrics)
-
-    async def _step(self, command: StepTop) -> Sequence[RunCommand]:
-        arrays = [*command.arrays, *self._own_labels(command)]
-        found = await self._top.step(command.step, command.seed, self._plan.hyper, arrays)
-        if found is None:
-            return await self._lost()
-        self._loss, self._metrics, self._deaths = found.loss, found.metrics, 0
-        return self.engine.top_done(command.step, found.gradients, found.loss)
-
-    def _own_labels(self, command: StepTop) -> list[NDArray[Any]]:
-        if self._labels is None:
-            return []
-        places = self._own_rows[command.rows]
-        return [array[places] for array in self._labels.arrays]
-
-    def _find_own_rows(self) -> None:
-        """Find the common rows among the coordinator's labels. Raises VerticalRunError where they
-        are not those of the alignment any more."""
-        record = self.folder.record
-        if self._labels is None or record.alignment is None:
-            return
-        hashes = self._labels.hashes
-        with suppress(ProtocolError):
-            self._own_rows = np.flatnonzero(read_membership(record.own, len(hashes)))
-            if digest_of(hashes[self._own_rows]) == record.alignment:
-                return
-        raise VerticalRunError(
-            Code.WRONG_HASH,
-            f"the rows of {self._plan.labels_file} have changed since the run began: put the file "
-            "back, or begin a run of its own with another data_dir",
-        )
-
-    async def _lost(self) -> Sequence[RunCommand]:
-        """The top's process died. What was to be said of its step is not said any more."""
-        self._deaths, self._top_died = self._deaths + 1, True
+    async def _top_lost(self) -> Sequence[Any]:
+        self._deaths = 1 if self._work.steps_done > self._steps_at_death else self._deaths + 1
+        self._steps_at_death = self._work.steps_done
         if self._deaths == MAX_DEATHS:
             text = f"the top's process died {MAX_DEATHS} times without a step in between"
             raise VerticalRunError(Code.BAD_MESSAGE, text)
         logger.warning("the top's process died; everybody goes back to the last checkpoint")
         await asyncio.sleep(PAUSE)
-        return self.engine.top_lost(self.folder.checkpoints(self._key()))
+        return self._work.top_lost()
 
-    def _keep(self, part: KeptPart) -> None:
-        self.folder.keep(self._key(), part)
+    async def _tell(self, party: str, message: ToParty, content: bytes) -> None:
+        """Begin to send a message, when the one before it is sent."""
+        before = self._sending.pop(party, None)
+        if before is not None:
+            await before
+        socket = self._sockets.get(party)
+        if socket is not None:
+            sending = self._send_to(party, socket, message, content)
+            self._sending[party] = asyncio.create_task(sending)
 
-    def _key(self) -> PartKey:
-        record = self.folder.record
-        return PartKey(record.run, self._bundle.sha256, record.alignment or "0" * 64)
-
-    def tell_status(self, *, serving: bool = True) -> None:
-        """Write what `status` shows."""
-        engine = self.engine
-        self.folder.write_status(
-            VerticalStatus(
-                self.folder.record.run,
-                engine.phase,
-                engine.step,
-                self._plan.steps,
-                max(engine.kept.checkpoints, default=0),
-                engine.kept.rows,
-                engine.attempt,
-                {party: serving and party in engine.seats for party in engine.parties},
-                self._loss,
-                self._metrics,
-                engine.why,
-            )
-        )
+    async def _send_to(
+        self, party: str, socket: ServerConnection, message: ToParty, content: bytes
+    ) -> None:
+        await self._send(socket, message, content)
+        if isinstance(message, VerticalFinished):
+            self._told_of_end.add(party)
+            if len(self._told_of_end) == len(self.engine.parties):
+                self.over.set()
 
 
 def _frames(message: ToParty, content: bytes) -> Iterator[str | bytes]:
@@ -430,16 +421,16 @@ def _frames(message: ToParty, content: bytes) -> Iterator[str | bytes]:
     yield from pack_chunks(0, content)
 
 
-def serve_vertical(plan: VerticalPlan) -> None:
-    """Serve until the training is over, or a signal comes. Raises FleetError (it cannot be served,
-    or the run cannot go on), OSError."""
-    asyncio.run(_serve(plan))
+def serve_run(make: Callable[[], PartyServer]) -> None:
+    """Serve until the training is over, or a signal comes. ``make``: called within the event loop.
+    Raises FleetError (it cannot be served, or the run cannot go on), OSError."""
+    asyncio.run(_serve(make))
 
 
-async def _serve(plan: VerticalPlan) -> None:
+async def _serve(make: Callable[[], PartyServer]) -> None:
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
-    server = VerticalServer(plan)
+    server = make()
 
     def stop(number: signal.Signals) -> None:
         logger.info("stopped by %s", number.name)

@@ -6,8 +6,9 @@ from __future__ import annotations
 import hashlib
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from fleetlearn_protocol import Bundle, open_bundle
@@ -79,63 +80,27 @@ class VerticalPlan(Section, frozen=True, kw_only=True):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> VerticalPlan:
         """Read a vertical plan. Raises VerticalPlanError."""
-        try:
-            path = in_home(path)
-            raw = tomllib.loads(path.read_text("utf-8"))
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            text = f"{path}: this is not TOML: {error}"
-            raise VerticalPlanError(Code.BAD_MESSAGE, text) from None
-        except (OSError, ValueError) as error:
-            text = f"{path}: the vertical plan cannot be read: {in_words(error)}"
-            raise VerticalPlanError(Code.BAD_MESSAGE, text) from None
-        try:
-            refuse_unknown(raw, KIND, cls, {"tls": Tls}, hidden=())
-            plan = read_tables(raw, KIND, cls, paths_from(path.absolute().parent))
-            if (plan.labels is None) == (plan.labels_file is None):
-                raise ValueError(
-                    "one of labels (the party that has the labels) and labels_file (the "
-                    "coordinator's own) is needed, not both"
-                )
-            find_encoding(plan.encoding)
-            if plan.encoding not in FLOATS:
-                raise ValueError(
-                    f'encoding = "{plan.encoding}": activations and gradients travel as one of '
-                    f"{', '.join(FLOATS)}"
-                )
-        except ProtocolError as error:
-            raise VerticalPlanError(Code.BAD_MESSAGE, f"{path}: encoding: {error.text}") from None
-        except ValueError as error:
-            raise VerticalPlanError(Code.BAD_MESSAGE, f"{path}: {error}") from None
+        plan = read_plan_file(path, KIND, cls)
+        check_encoding(path, plan.encoding)
+        if (plan.labels is None) == (plan.labels_file is None):
+            raise misfit(
+                f"{path}: one of labels (the party that has the labels) and labels_file (the "
+                "coordinator's own) is needed, not both"
+            )
         return plan
 
     def open_top(self) -> tuple[Bundle, SplitPart]:
         """Return the top, checked against the plan. Raises BundleError, VerticalPlanError."""
-        bundle = open_bundle(self.bundle)
-        split = bundle.manifest.split
-        if not isinstance(split, SplitPart) or split.part != "top":
-            raise self._misfit(
-                f"bundle = {str(self.bundle)!r} is no top of a split model; expected top.bundle of "
-                "what export_vertical, or export_bundle with split=, wrote"
-            )
+        bundle, split = open_top_bundle(self.bundle)
         names = [cut.party for cut in split.cuts]
         if sorted(names) != sorted(self.parties):
-            raise self._misfit(
+            raise misfit(
                 f"the parties are {', '.join(self.parties)}; those of the bundle are "
                 f"{', '.join(names)}"
             )
         if self.labels is not None and self.labels not in names:
-            raise self._misfit(f"labels = {self.labels!r}; expected one of {', '.join(names)}")
-        hyper = {row.name: row.default for row in bundle.manifest.hyper}
-        unknown = [name for name in self.hyper if name not in hyper]
-        missing = [
-            name for name, value in hyper.items() if value is None and name not in self.hyper
-        ]
-        if unknown or missing:
-            raise self._misfit(
-                f"hyper has {', '.join(self.hyper) or 'nothing'}; the bundle's step takes "
-                f"{', '.join(hyper)}"
-                + (f", and needs a value for {', '.join(missing)}" if missing else "")
-            )
+            raise misfit(f"labels = {self.labels!r}; expected one of {', '.join(names)}")
+        check_hyper(bundle, self.hyper)
         return bundle, split
 
     def digest(self, bundle: Bundle) -> str:
@@ -144,8 +109,67 @@ class VerticalPlan(Section, frozen=True, kw_only=True):
         terms += [self.seed, self.encoding, sorted(self.hyper.items()), self.labels]
         return digest(msgspec.json.encode(terms))
 
-    def _misfit(self, text: str) -> VerticalPlanError:
-        return VerticalPlanError(Code.BAD_MESSAGE, text)
+
+P = TypeVar("P", bound=Section)
+
+
+def read_plan_file(path: str | os.PathLike[str], kind: str, cls: type[P]) -> P:
+    """Read a plan. ``kind``: what it is called in errors. Raises VerticalPlanError."""
+    try:
+        path = in_home(path)
+        raw = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise misfit(f"{path}: this is not TOML: {error}") from None
+    except (OSError, ValueError) as error:
+        raise misfit(f"{path}: the {kind} cannot be read: {in_words(error)}") from None
+    try:
+        refuse_unknown(raw, kind, cls, {"tls": Tls}, hidden=())
+        return read_tables(raw, kind, cls, paths_from(path.absolute().parent))
+    except ValueError as error:
+        raise misfit(f"{path}: {error}") from None
+
+
+def check_encoding(path: str | os.PathLike[str], encoding: str) -> None:
+    """Raise VerticalPlanError unless activations can travel in that encoding."""
+    try:
+        find_encoding(encoding)
+    except ProtocolError as error:
+        raise misfit(f"{path}: encoding: {error.text}") from None
+    if encoding not in FLOATS:
+        raise misfit(
+            f'{path}: encoding = "{encoding}": activations and gradients travel as one of '
+            f"{', '.join(FLOATS)}"
+        )
+
+
+def open_top_bundle(path: Path) -> tuple[Bundle, SplitPart]:
+    """Return the top of a split model. Raises BundleError, VerticalPlanError."""
+    bundle = open_bundle(path)
+    split = bundle.manifest.split
+    if not isinstance(split, SplitPart) or split.part != "top":
+        raise misfit(
+            f"bundle = {str(path)!r} is no top of a split model; expected top.bundle of what "
+            "export_vertical, or export_bundle with split=, wrote"
+        )
+    return bundle, split
+
+
+def check_hyper(bundle: Bundle, given: Mapping[str, float]) -> None:
+    """Raise VerticalPlanError unless the step gets the hyper-parameters that it takes."""
+    hyper = {row.name: row.default for row in bundle.manifest.hyper}
+    unknown = [name for name in given if name not in hyper]
+    missing = [name for name, value in hyper.items() if value is None and name not in given]
+    if unknown or missing:
+        raise misfit(
+            f"hyper has {', '.join(given) or 'nothing'}; the bundle's step takes "
+            f"{', '.join(hyper)}"
+            + (f", and needs a value for {', '.join(missing)}" if missing else "")
+        )
+
+
+def misfit(text: str) -> VerticalPlanError:
+    """Return the error."""
+    return VerticalPlanError(Code.BAD_MESSAGE, text)
 
 
 def hash_of_token(token: str) -> str:

@@ -1,12 +1,17 @@
-"""One ONNX file of a vertical run's bottoms and top."""
+"""One ONNX file of bottoms and top."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fleetlearn_protocol import write_inference_model
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.manifest import Cut
 from fleetlearn_protocol.vertical.joined_model import PartModel, joined_model, origin_of
+from fleetlearn_protocol.vertical.kept_part import KeptPart
+
+from fleetlearn_coordinator.service.vertical.round_model import WholeModel
+from fleetlearn_coordinator.service.vertical.rounds_settings import SplitParts
 
 
 def whole_model(cuts: Sequence[Cut], files: Mapping[str, bytes], top: bytes, step: int) -> bytes:
@@ -42,10 +47,21 @@ def whole_model(cuts: Sequence[Cut], files: Mapping[str, bytes], top: bytes, ste
         raise _misfit(
             f"the bottom of {', '.join(absent)} is missing: give --bottom once for each party"
         )
-    parts = [PartModel(cut.party, found[cut.party]) for cut in cuts]
+    return _joined(cuts, [PartModel(cut.party, found[cut.party]) for cut in cuts], top)
+
+
+def split_model(parts: SplitParts, kept: KeptPart) -> bytes:
+    """Return an ONNX file of a split run's model, whose checkpoint this is. Raises FleetError."""
+    model = WholeModel.initial(parts.bottom, parts.top).of_part(kept)
+    bottom = write_inference_model(parts.bottom, model.bottom)
+    top = write_inference_model(parts.top, model.top)
+    return _joined([parts.cut], [PartModel(parts.cut.party, bottom)], top)
+
+
+def _joined(cuts: Sequence[Cut], bottoms: Sequence[PartModel], top: bytes) -> bytes:
     takes = {cut.party: cut.activations.name for cut in cuts}
     try:
-        return joined_model(parts, takes, top)
+        return joined_model(bottoms, takes, top)
     except ValueError as error:
         raise _misfit(f"the parts do not fit together: {error}") from None
 

@@ -207,6 +207,9 @@ def test_what_comes_out_of_its_turn_breaks_the_protocol() -> None:
     part = ArrayPart("activations_bank", "float32", 0, 0)
     assert world.engine.said("bank", PartyActivations(7, 0, "a" * 64, (part,)), b"") == []
     attempt = world.engine.attempt
+    nameless = PartyActivations(attempt, world.engine.step, None, (part,))
+    with pytest.raises(ProtocolError, match="bank does not say which rows it means"):
+        world.engine.said("bank", nameless, b"")
     with pytest.raises(ProtocolError, match="activations of step 9 came at step"):
         world.engine.said("bank", PartyActivations(attempt, 9, "a" * 64, (part,)), b"")
 

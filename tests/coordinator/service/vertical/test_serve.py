@@ -6,18 +6,16 @@ import asyncio
 from typing import Any
 
 import pytest
-from fleetlearn_coordinator.service.vertical.serve import VerticalServer
+from fleetlearn_coordinator.service.vertical.serve import PartyServer
 
 
-class FullDisk(VerticalServer):
+class FullDisk(PartyServer):
     """A server whose first event meets a full disk."""
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
-        self._events = asyncio.Queue()
-        self._events.put_nowait(None)  # type: ignore[arg-type]
 
-    def _handled(self, event: Any) -> Any:
+    async def _next_event(self) -> Any:
         raise OSError("no space left on device")
 
 
@@ -28,7 +26,7 @@ def test_an_error_that_is_no_partys_ends_the_run_and_is_not_kept_silent() -> Non
     async def serve() -> None:
         server = FullDisk()
         with pytest.raises(OSError, match="no space left"):
-            await server._work()
+            await server._handle_events()
         assert server.over.is_set()
 
     asyncio.run(serve())
