@@ -13,12 +13,13 @@ nothing to load for a copy answers ``lost``: the one before it, which had the co
 from __future__ import annotations
 
 import sys
-from math import isfinite, prod
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_protocol.bundle import open_bundle
 from fleetlearn_protocol.vector import Vector
+from fleetlearn_protocol.vertical.messages import MOST_LOSS
 
 from fleetlearn_device.runtimes.split import Top
 from fleetlearn_device.worker import DoJob, JobContent, serve_jobs
@@ -75,7 +76,7 @@ class TopJobs:
             piece = content.read(elements * dtype.itemsize)
             arrays.append(np.frombuffer(piece, dtype).reshape(job["rows"], *row.shape))
         found = self._top.step(arrays, seed=job["seed"], **job["hyper"])
-        if not isfinite(found.loss):
+        if not abs(found.loss) <= MOST_LOSS:  # NaN too
             raise ValueError(f"the loss of step {job['step']} is {found.loss}: try a smaller lr")
         answer = {"loss": found.loss, "metrics": found.metrics, "gradients": len(found.gradients)}
         return answer, b"".join(gradient.tobytes() for gradient in found.gradients)

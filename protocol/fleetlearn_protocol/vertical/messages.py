@@ -36,6 +36,8 @@ VERTICAL_PROTOCOL = "fleetlearn.vertical.v1"
 """The WebSocket subprotocol that both sides name in the handshake."""
 MOST_CONTENT = MOST_ROWS * HASH_BYTES
 """Most bytes that follow a message."""
+MOST_LOSS = 1e30
+"""Largest loss that a message can say. That of a step which diverged is larger, or no number."""
 
 Step = Annotated[int, Meta(ge=0, le=2**31)]
 Attempt = Annotated[int, Meta(ge=1, le=2**31)]

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.vector import checksum
 from fleetlearn_protocol.vertical.kept_part import KeptPart, PartKey
 from fleetlearn_protocol.vertical.messages import SplitBegin, SplitTerms
@@ -28,8 +28,8 @@ from fleetlearn_coordinator.service.vertical.rounds_engine import (
 from fleetlearn_coordinator.service.vertical.rounds_settings import SplitPlan
 from fleetlearn_coordinator.service.vertical.serve import (
     PartyServer,
-    ServedPlace,
     RunTraffic,
+    ServedPlace,
     VerticalRunError,
     serve_run,
 )
@@ -177,16 +177,23 @@ class RoundsWork:
                 command.done, command.seed, self._plan.hyper, command.arrays, command.device
             )
         except TopError as error:
-            logger.warning("%s cannot go on: %s", command.device, error.text)
-            return self.engine.copy_failed(command.device, error.text)
+            return self._cannot_go_on(command.device, error)
         self.steps_done += 1
         rows = len(command.arrays[0])
         metrics = {name: rows * value for name, value in found.metrics.items()}
         before = self._measured_of[command.device]
         here = before.plus(_Measured(rows, rows * found.loss, metrics))
         self._measured_of[command.device] = here
-        gradient = found.gradients[0]
-        return self.engine.copy_done(command.device, command.attempt, gradient, found.loss)
+        try:
+            return self.engine.copy_done(
+                command.device, command.attempt, found.gradients[0], found.loss
+            )
+        except ProtocolError as error:  # a gradient that is not finite
+            return self._cannot_go_on(command.device, error)
+
+    def _cannot_go_on(self, device: str, error: FleetError) -> Sequence[RoundsCommand]:
+        logger.warning("%s cannot go on: %s", device, error.text)
+        return self.engine.copy_failed(device, error.text)
 
     async def _add(self, command: AddDevice) -> Sequence[RoundsCommand]:
         top = await self._top.part(command.done, command.device)
@@ -196,8 +203,7 @@ class RoundsWork:
         try:
             self._sum.add(made, command.rows)
         except ProtocolError as error:  # weights that no mean can hold
-            logger.warning("%s cannot go on: %s", command.device, error.text)
-            return self.engine.copy_failed(command.device, error.text)
+            return self._cannot_go_on(command.device, error)
         self._measured = self._measured.plus(self._measured_of.pop(command.device))
         return self.engine.added(command.device)
 

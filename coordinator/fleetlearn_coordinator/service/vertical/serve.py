@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from fleetlearn_protocol.command_line import stop_signals
@@ -278,11 +279,16 @@ class PartyServer:
             if joined:
                 await self._events.put(_Left(party, socket))
 
-    async def _send(self, socket: ServerConnection, message: ToParty, content: bytes = b"") -> None:
-        """Send a message. A party that takes nothing loses its connection."""
+    async def _send(
+        self,
+        socket: ServerConnection,
+        message: ToParty,
+        frames: Iterator[str | bytes] | None = None,
+    ) -> None:
+        """Send a message, and what follows it. A party that takes nothing loses its connection."""
         try:
-            async with asyncio.timeout(SEND_TIMEOUT):
-                for frame in _frames(message, content):
+            for frame in frames or _frames(message):
+                async with asyncio.timeout(SEND_TIMEOUT):
                     await socket.send(frame)
                     self.traffic = self.traffic.plus(sent=len(frame))
         except TimeoutError:
@@ -403,22 +409,23 @@ class PartyServer:
             await before
         socket = self._sockets.get(party)
         if socket is not None:
-            sending = self._send_to(party, socket, message, content)
+            sending = self._send_to(party, socket, message, _frames(message, content))
             self._sending[party] = asyncio.create_task(sending)
 
     async def _send_to(
-        self, party: str, socket: ServerConnection, message: ToParty, content: bytes
+        self, party: str, socket: ServerConnection, message: ToParty, frames: Iterator[str | bytes]
     ) -> None:
-        await self._send(socket, message, content)
+        await self._send(socket, message, frames)
         if isinstance(message, VerticalFinished):
             self._told_of_end.add(party)
             if len(self._told_of_end) == len(self.engine.parties):
                 self.over.set()
 
 
-def _frames(message: ToParty, content: bytes) -> Iterator[str | bytes]:
-    yield encode_to_party(message)
-    yield from pack_chunks(0, content)
+def _frames(message: ToParty, content: bytes = b"") -> Iterator[str | bytes]:
+    """Return the frames. The message is encoded here, not in the task that sends it: one that
+    cannot be said is an error of the run."""
+    return chain([encode_to_party(message)], pack_chunks(0, content))
 
 
 def serve_run(make: Callable[[], PartyServer]) -> None:

@@ -28,8 +28,8 @@ from fleetlearn_coordinator.service.vertical.engine import (
 from fleetlearn_coordinator.service.vertical.labels import OwnLabels, read_labels
 from fleetlearn_coordinator.service.vertical.serve import (
     PartyServer,
-    ServedPlace,
     RunTraffic,
+    ServedPlace,
     VerticalRunError,
     serve_run,
 )
