@@ -88,7 +88,7 @@ def measured(folder: Path) -> Iterator[SplitBytes]:
         begin = encode_to_party(SplitBegin(100, 10, 140, 14, size, 2**31))
         end = encode_from_party(SplitBottom(100, size, 2**31))
         for encoding in ("float32", "float16"):
-            up = [("activations_device", made), ("y", y)]
+            up: list[tuple[str, Any]] = [("activations_device", made), ("y", y)]
             step = 0
             arrays, content = encode_arrays(up, encoding)
             step += frames(encode_from_party(PartyActivations(100, 140, None, arrays)), content)
