@@ -175,8 +175,12 @@ def _devices(run: RunView) -> str:
 
 
 def _apart(run: RunView) -> list[str]:
-    """Return which devices take no part, and why."""
+    """Return where devices are connected, if not to this process, and which take no part, and
+    why."""
     live, lines = run.live if run.running else {}, []
+    if gateways := live.get("gateways"):
+        of_each = ", ".join(f"{each['number']}: {each['devices']}" for each in gateways)
+        lines.append(f"{many(len(gateways), 'gateway')}, with devices: {of_each}")
     if unable := live.get("unable"):
         lines.append(f"{many(unable, 'device')} cannot do this run's tasks, as their own logs say")
     if live.get("ineligible") or live.get("barred"):

@@ -69,6 +69,25 @@ class Glance(Struct, kw_only=True):
     """Why the run was stopped by an error. Empty: it was not."""
 
 
+class GatewayGlance(Struct, kw_only=True):
+    """A gateway of the coordinator."""
+
+    number: int
+    """From 0 on."""
+    process: int
+    """Its process number."""
+    connections: int
+    """With those that have not checked in."""
+    devices: int
+    """Devices that have checked in there."""
+    bytes_up: int
+    """Payload received there."""
+    bytes_down: int
+    """Payload sent from there."""
+    lag: float
+    """How late its event loop was in the last second, in seconds, at most."""
+
+
 class HostValues(Struct, kw_only=True):
     """A coordinator's process. Beside these it has a ``Glance`` of each run, under ``run/NAME``."""
 
@@ -81,6 +100,8 @@ class HostValues(Struct, kw_only=True):
     """Where devices connect, as a URL."""
     connected: int | UnsetType = UNSET
     """Devices that are connected."""
+    gateways: list[GatewayGlance] | UnsetType = UNSET
+    """The processes that hold the connections, where there are some."""
 
 
 class ProcessSecond(NamedTuple):

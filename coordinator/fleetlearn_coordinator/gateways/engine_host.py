@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.errors import Code, FleetError
@@ -28,7 +28,7 @@ from fleetlearn_coordinator.network.driver import ServedRun
 from fleetlearn_coordinator.network.host import find_signer
 from fleetlearn_coordinator.network.loop_lag import LoopLag
 from fleetlearn_coordinator.network.output_gate import OutputGate
-from fleetlearn_coordinator.network.run_host import ConnectionsNow, UploadsNow
+from fleetlearn_coordinator.network.run_host import ConnectionsNow, GatewayNow, UploadsNow
 from fleetlearn_coordinator.network.transfers.contents import Contents, Older
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, share
 from fleetlearn_coordinator.storage.lent_spool import LendableSpool
@@ -302,18 +302,18 @@ class EngineHost:
             refused,
         )
 
-    def gateways_now(self) -> list[dict[str, Any]]:
-        """Return what people are told of each gateway, in order of their numbers."""
+    def gateways_now(self) -> list[GatewayNow]:
+        """Return what each gateway is like, in order of their numbers."""
         return [
-            {
-                "number": number,
-                "process": link.process,
-                "connections": link.figures.open,
-                "devices": len(link.devices),
-                "bytes_up": link.bytes_up,
-                "bytes_down": link.bytes_down,
-                "lag": link.figures.lag,
-            }
+            GatewayNow(
+                number,
+                link.process,
+                link.figures.open,
+                len(link.devices),
+                link.bytes_up,
+                link.bytes_down,
+                link.figures.lag,
+            )
             for number, link in sorted(self.gateways.items())
         ]
 

@@ -37,7 +37,7 @@ from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.listener import Listener
 from fleetlearn_coordinator.network.loop_lag import LoopLag
 from fleetlearn_coordinator.network.output_gate import OutputGate
-from fleetlearn_coordinator.network.run_host import ConnectionsNow, UploadsNow
+from fleetlearn_coordinator.network.run_host import ConnectionsNow, GatewayNow, UploadsNow
 from fleetlearn_coordinator.network.several.shared_port import SharedPort
 from fleetlearn_coordinator.network.several.turns import SharedDevice, Turns
 from fleetlearn_coordinator.network.tls import Certificates
@@ -226,6 +226,10 @@ class Host:
         """Return what the connections are like, for monitoring."""
         queues = [driver.connection.unsent for driver in self.connections]
         return ConnectionsNow(len(queues), sum(queues), max(queues, default=0), self.refused)
+
+    def gateways_now(self) -> list[GatewayNow]:
+        """Return nothing: the connections are here."""
+        return []
 
     # What a run says
 

@@ -42,6 +42,25 @@ class ConnectionsNow(NamedTuple):
     start."""
 
 
+class GatewayNow(NamedTuple):
+    """A gateway at this moment, for people and for monitoring."""
+
+    number: int
+    """From 0 on."""
+    process: int
+    """Its process number."""
+    connections: int
+    """With newcomers."""
+    devices: int
+    """Devices that have checked in there."""
+    bytes_up: int
+    """Payload of updates that came in, since this process knows the gateway."""
+    bytes_down: int
+    """Payload of models and bundles sent, since then."""
+    lag: float
+    """How late its event loop was in the last second, in seconds, at most."""
+
+
 class RunHost(Protocol):
     """The connections of the devices, as a run and its process see them."""
 
@@ -118,6 +137,9 @@ class RunHost(Protocol):
 
     def connections_now(self) -> ConnectionsNow:
         """Return what the connections are like, for monitoring."""
+
+    def gateways_now(self) -> list[GatewayNow]:
+        """Return what each gateway is like, in order of their numbers. Empty: there are none."""
 
     def allow_page(self, port: int) -> None:
         """The coordinator's own page is served on this port of the same host: it may connect."""

@@ -147,12 +147,14 @@ class LivePage:
 
     def _look(self) -> dict[str, Any]:
         """Return what the page is told of the process."""
+        gateways = self._host.gateways_now()
         found: dict[str, Any] = {
             "time": round(time.time(), 1),
             "began": round(self._began, 1),
             "software": SOFTWARE,
             "address": self._host.address,
             "connected": len(self._host.devices),
+            **({} if not gateways else {"gateways": [one._asdict() for one in gateways]}),
         }
         for name, run in self._runs.items():
             found[RUN_TOPIC + name] = self._glance(name, run.glance())

@@ -678,8 +678,14 @@ class RunServer:
             **({} if self.run.selection is None else self.run.selection.selection.live()),
             **({} if self.engine.pace is None else self.engine.pace.status(self.clock.now())),
             "exchanges": self._open_exchanges(),
+            **self._gateways(),
             **self._tasks_of_members(),
         }
+
+    def _gateways(self) -> dict[str, Any]:
+        """Under ``gateways``: what each is like, where there are some."""
+        gateways = [gateway._asdict() for gateway in self.host.gateways_now()]
+        return {"gateways": gateways} if gateways else {}
 
     def _tasks_of_members(self) -> dict[str, Any]:
         """Under ``members``: how many running tasks each member of a family has."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -11,7 +12,13 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model
 from fleetlearn_coordinator.conversation.pending import Pending
-from fleetlearn_protocol.errors import Code
+from fleetlearn_coordinator.gateways.wire import AskSave
+from fleetlearn_coordinator.service.monitoring.catalogue import SPECS
+from fleetlearn_coordinator.service.monitoring.gauges import host_gauges
+from fleetlearn_coordinator.storage.file_storage import FileStorage
+from fleetlearn_coordinator.storage.ledger import Row
+from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
+from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.frames import pack_chunks
 from fleetlearn_protocol.messages import (
     Accepted,
@@ -265,3 +272,84 @@ async def test_an_upload_with_a_checkpoint_outlives_the_engine(
         await a.send(Uploaded(task.task))
         await a.expect(Accepted)
         await until(lambda: behind.server.engine.version == 1)
+
+
+class HeldLedger(SqliteLedger):
+    """A slow ledger, whose batches wait for ``may_write``."""
+
+    is_slow = True
+    may_write = threading.Event()
+
+    def write(self, rows: Sequence[Row]) -> None:
+        self.may_write.wait(20)
+        super().write(rows)
+
+
+@run_async
+async def test_nothing_is_promised_before_it_is_stored(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway hears of a task, and that an update was accepted, once the rows are safe."""
+
+    def open_ledger(storage: FileStorage, *, power: bool, any_thread: bool) -> HeldLedger:
+        return HeldLedger(storage.folder / DATABASE, power=power, any_thread=True)
+
+    monkeypatch.setattr(FileStorage, "open_ledger", open_ledger)
+    HeldLedger.may_write.set()
+    async with gateway_fleet(make_plan(round__goal=2, round__deadline=60.0)) as behind:
+        server, link = behind.server, behind.gateways[0].link
+        a, b = await behind.join("a", 0), await behind.join("b", 0)
+        task, _ = await a.task(), await b.task()
+        await a.send(report_of(task, update_of(1.0)))
+        grant = await a.expect(Grant)
+        HeldLedger.may_write.clear()
+        await a.send_update(grant, update_of(1.0))
+        await until(lambda: len(server.engine.accepted) == 1)
+        for _ in range(50):  # what was said would have come by now
+            await asyncio.sleep(0)
+        assert [type(each.message) for each in link._questions.values()] == [AskSave]
+        HeldLedger.may_write.set()
+        await a.expect(Accepted)
+        await until(lambda: not link._questions)
+
+
+@run_async
+async def test_what_people_are_told_of_gateways(make_plan: PlanMaker) -> None:
+    async with gateway_fleet(make_plan(round__goal=3, round__minimum=3)) as behind:
+        a = await behind.join("a", 0)
+        await behind.join("b", 1)
+        host = behind.server.host
+        await until(lambda: [each.connections for each in host.gateways_now()] == [1, 1])
+        assert [each.number for each in host.gateways_now()] == [0, 1]
+        assert [each.devices for each in host.gateways_now()] == [1, 1]
+        assert host.connections_now().open == 2
+        found = {
+            (name, sample.labels): sample.value
+            for name, sample in host_gauges(host)
+            if name.startswith("fleetlearn_gateway")
+        }
+        assert found["fleetlearn_gateway_devices", ("0",)] == 1.0
+        assert len(found) == 10
+        assert {name for name, _ in found} <= SPECS.keys()
+        assert [each["devices"] for each in behind.server.live()["gateways"]] == [1, 1]
+        await a.connection.close()
+        await until(lambda: host.gateways_now()[0].devices == 0)
+
+
+@run_async
+async def test_a_full_disk_of_a_gateway_ends_the_run(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_fleet(make_plan(round__goal=1)) as behind:
+        a = await behind.join("a", 0)
+        task = await a.task()
+        await a.send(report_of(task, update_of(1.0)))
+        grant = await a.expect(Grant)
+
+        def fail(*arguments: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(behind.gateways[0].link.spool, "write_spool_file", fail)
+        await a.send_update(grant, update_of(1.0))
+        with pytest.raises(FleetError, match=r"gateway 0: .*no space left on device"):
+            await behind.server.done

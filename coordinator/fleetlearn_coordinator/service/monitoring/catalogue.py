@@ -244,6 +244,25 @@ CATALOGUE: tuple[MetricSpec, ...] = (
         "How late the event loop does what is due, looked at twice a second.", SECONDS,
     ),
     MetricSpec(
+        "fleetlearn_gateway_connections", "gauge", ("gateway",),
+        "Connections of a gateway. This and what follows: absent without gateways.",
+    ),
+    MetricSpec(
+        "fleetlearn_gateway_devices", "gauge", ("gateway",), "Devices that are connected to it."
+    ),
+    MetricSpec(
+        "fleetlearn_gateway_received_bytes_total", "counter", ("gateway",),
+        "Payload of updates that came in there.",
+    ),
+    MetricSpec(
+        "fleetlearn_gateway_sent_bytes_total", "counter", ("gateway",),
+        "Payload of models and bundles sent from there.",
+    ),
+    MetricSpec(
+        "fleetlearn_gateway_event_loop_lag_seconds", "gauge", ("gateway",),
+        "How late its event loop was in the last second, at most.",
+    ),
+    MetricSpec(
         "fleetlearn_certificate_left_seconds", "gauge", (),
         "Until the coordinator's certificate ends; negative once it has. Absent without [tls].",
     ),

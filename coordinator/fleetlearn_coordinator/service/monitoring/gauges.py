@@ -83,5 +83,12 @@ def host_gauges(host: RunHost) -> Iterator[tuple[str, Sample]]:
         yield "fleetlearn_handshakes_refused_total", Sample((cause,), float(count))
     yield "fleetlearn_send_queue_bytes", Sample((), float(now.unsent))
     yield "fleetlearn_send_queue_longest_bytes", Sample((), float(now.longest))
+    for gateway in host.gateways_now():
+        labels = (str(gateway.number),)
+        yield "fleetlearn_gateway_connections", Sample(labels, float(gateway.connections))
+        yield "fleetlearn_gateway_devices", Sample(labels, float(gateway.devices))
+        yield "fleetlearn_gateway_received_bytes_total", Sample(labels, float(gateway.bytes_up))
+        yield "fleetlearn_gateway_sent_bytes_total", Sample(labels, float(gateway.bytes_down))
+        yield "fleetlearn_gateway_event_loop_lag_seconds", Sample(labels, gateway.lag)
     if (ends := host.certificate_ends) is not None:
         yield "fleetlearn_certificate_left_seconds", Sample((), ends - time.time())

@@ -46,6 +46,7 @@ COUNTED = {
     "fleetlearn_canary_tasks", "fleetlearn_canary_went_back",
     "fleetlearn_privacy_epsilon", "fleetlearn_privacy_budget", "fleetlearn_privacy_releases",
     "fleetlearn_privacy_releases_left", "fleetlearn_helper_tries", "fleetlearn_devices_held",
+    "fleetlearn_gateway_connections", "fleetlearn_gateway_devices",
 }  # fmt: skip
 """Gauges that count things, or have the unit of what devices measure: they need none in the
 name."""
@@ -259,7 +260,9 @@ def test_a_connection_that_has_not_begun_has_nothing_to_send() -> None:
     new = DeviceConnection.__new__(DeviceConnection)
     host: Any = SimpleNamespace(connections=[SimpleNamespace(connection=new)], refused={})
     now = Host.connections_now(host)
-    host = SimpleNamespace(connections_now=lambda: now, certificate_ends=None)
+    host = SimpleNamespace(
+        connections_now=lambda: now, gateways_now=lambda: [], certificate_ends=None
+    )
     found = {name: sample.value for name, sample in host_gauges(host)}
     assert found == {
         "fleetlearn_connections": 1.0,
