@@ -74,6 +74,16 @@ def test_monitoring(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_gateways(tmp_path: Path) -> None:
+    sizes = ("--devices", "5", "--fleet", "3", "--rounds", "2", "--size", "100", "--repeats", "1")
+    found = figures(tmp_path, "gateways.py", *sizes, "--gateways", "2")
+    assert found.keys() == {"2 gateways", "2 gateways over TLS"}
+    for result in found.values():
+        assert result["none"]["check_ins_per_s"]["min"] > 0
+        assert result["ratio"]["rounds_per_s"]["min"] > 0
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("postgres")
 def test_ledgers(tmp_path: Path) -> None:
     options = ("--repeats", "1", "--rounds", "2", "--devices", "2", "--seconds", "0.05")

@@ -260,9 +260,7 @@ def test_a_connection_that_has_not_begun_has_nothing_to_send() -> None:
     new = DeviceConnection.__new__(DeviceConnection)
     host: Any = SimpleNamespace(connections=[SimpleNamespace(connection=new)], refused={})
     now = Host.connections_now(host)
-    host = SimpleNamespace(
-        connections_now=lambda: now, gateways_now=lambda: [], certificate_ends=None
-    )
+    host = SimpleNamespace(connections_now=lambda: now, gateways_now=list, certificate_ends=None)
     found = {name: sample.value for name, sample in host_gauges(host)}
     assert found == {
         "fleetlearn_connections": 1.0,
