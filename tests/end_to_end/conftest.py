@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,23 @@ from bundle_cache import cached_export
 from fleetlearn_coordinator.service.server import LARGE_MODEL
 from fleetlearn_export import LocalStep
 from fleetlearn_protocol import open_bundle
-from processes import DIGITS, Processes, processes
+from postgres_server import PostgresServer
+from processes import DATABASE, DIGITS, Processes, processes
 from torch import nn
+
+IN_POSTGRES = "FLEETLEARN_TESTS_IN_POSTGRES"
+"""The environment's variable that is set where all runs keep their ledgers in PostgreSQL."""
+
+
+@pytest.fixture(autouse=True)
+def database_of_its_own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where test_kills_postgres.py runs the tests: the runs of each keep their ledgers in a
+    database of the test's own."""
+    if IN_POSTGRES in os.environ:
+        server: PostgresServer = request.getfixturevalue("postgres")
+        name = token_hex(8)
+        server.make_database(name)
+        monkeypatch.setenv(DATABASE, server.url(name))
 
 
 def digits_bundle(folder: Path, name: str, make: Callable[[], nn.Module], **options: Any) -> Path:

@@ -36,7 +36,6 @@ from fleetlearn_coordinator.storage.ledger import (
     Row,
     TaskGiven,
 )
-from fleetlearn_coordinator.storage.postgres_ledger import PostgresLedger
 from fleetlearn_coordinator.storage.sqlite_ledger import SqliteLedger
 
 
@@ -115,9 +114,5 @@ if __name__ == "__main__":
     store.SPOOL_FILES_HELD = 1 if sys.argv[1].startswith("a sum ") else 2
     if sys.argv[1] not in SMALL:
         server.LARGE_MODEL = 0
-    service = ServiceSettings.load(sys.argv[5])
-    point = POINTS[sys.argv[1]]
-    if service.ledger is not None and point.owner is SqliteLedger:
-        point = point._replace(owner=PostgresLedger)
-    signal_at(point, int(sys.argv[2]))
-    serve(Plan.load(sys.argv[3]), service=service)
+    signal_at(POINTS[sys.argv[1]], int(sys.argv[2]))
+    serve(Plan.load(sys.argv[3]), service=ServiceSettings.load(sys.argv[5]))

@@ -7,6 +7,12 @@ import signal
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from fleetlearn_coordinator.storage.postgres_ledger import PostgresLedger
+from fleetlearn_coordinator.storage.sqlite_ledger import SqliteLedger
+
+DATABASE = "FLEETLEARN_TESTS_DATABASE"
+"""As in processes.py."""
+
 
 def always(*arguments: Any) -> bool:
     return True
@@ -23,7 +29,10 @@ class Point(NamedTuple):
 
 def signal_at(point: Point, turn: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Replace the point's function by one that sends the process a signal in its ``turn``-th call
-    that counts."""
+    that counts. A point of SQLite's ledger is one of PostgreSQL's where the tests' runs are
+    there."""
+    if point.owner is SqliteLedger and DATABASE in os.environ:
+        point = point._replace(owner=PostgresLedger)
     original: Callable[..., Any] = getattr(point.owner, point.function)
     calls = 0
 

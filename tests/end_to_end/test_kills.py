@@ -5,13 +5,11 @@ from __future__ import annotations
 import runpy
 import signal
 from pathlib import Path
-from secrets import token_hex
 
 import psutil
 import pytest
 from fleetlearn_coordinator import read_model, read_status
 from peers import plan_text
-from postgres_server import PostgresServer
 from processes import Processes, free_port, processes, service_file, status_of, wait_for
 
 CRASH = Path(__file__).with_name("crash_coordinator.py")
@@ -143,22 +141,13 @@ def test_a_device_that_was_stopped_in_order_has_another_turn_in_the_round(
     assert round_.summary["dropped"] == {"failed: stopping": 1}
 
 
-def train(
-    run: Processes,
-    bundle: Path,
-    shards: list[Path],
-    crash: tuple[str, int] | None,
-    ledger: str | None = None,
-) -> bytes:
+def train(run: Processes, bundle: Path, shards: list[Path], crash: tuple[str, int] | None) -> bytes:
     """THREE_ROUNDS, and the final model's bytes. ``crash``: where the coordinator dies before it is
-    started again. ``ledger``: of the service file.
+    started again.
 
     Another thread saves a sum only if no update waits to be added and the round is open. So that it
     does, the last device reports after the crash."""
     plan, data_dir, url = write_plan(run.folder, bundle, **THREE_ROUNDS)
-    if ledger is not None:
-        with service_file(plan).open("a") as service:
-            service.write(f'ledger = "{ledger}"\n')
     names = [f"device-{number}" for number in range(4)]
     for name, shard in zip(names[:3], shards, strict=False):
         run.device(name, url, shard)
@@ -209,30 +198,6 @@ def test_the_coordinator_killed_changes_nothing(
     The process that is killed adds, saves and commits in another thread, except at the points of
     small models; the new one and the undisturbed one do not."""
     assert train(run, bundle_path, shards, (point, TURNS[point])) == undisturbed
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> str:
-    """The URL of a database of its own, as the plans of these tests have one name."""
-    name = token_hex(8)
-    postgres.make_database(name)
-    return postgres.url(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("point", POINTS)
-def test_the_coordinator_killed_changes_nothing_in_postgresql(
-    run: Processes,
-    bundle_path: Path,
-    shards: list[Path],
-    undisturbed: bytes,
-    database: str,
-    point: str,
-) -> None:
-    """The same with the ledger in PostgreSQL, whose batches are written in a thread of its own."""
-    model = train(run, bundle_path, shards, (point, TURNS[point]), database)
-    assert model == undisturbed
-    assert not list(run.folder.rglob("*.sqlite3"))
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,9 @@ ROOT = Path(__file__).parents[2]
 DIGITS: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "digits.py"))
 """The names of the digits example, which is not in a package."""
 SCRIPTS = ROOT / "tests" / "end_to_end"
+DATABASE = "FLEETLEARN_TESTS_DATABASE"
+"""The environment's variable with the URL of a database, for tests whose runs keep their ledgers
+there (test_kills_postgres.py)."""
 PATIENCE = 60.0
 """Seconds after which waiting for something is a failure."""
 
@@ -166,10 +169,12 @@ def processes(folder: Path, warm: Path | None = None) -> Iterator[Processes]:
 
 def service_file(plan: Path, port: int | None = None) -> Path:
     """The service file beside a plan. It is written if a port is given, or with any free port where
-    there is none."""
+    there is none. With the ledger in the database that DATABASE names."""
     file = plan.with_name("service.toml")
     if port is not None or not file.exists():
-        file.write_text(f"port = {port or 0}\n")
+        url = os.environ.get(DATABASE)
+        ledger = "" if url is None else f'ledger = "{url}"\n'
+        file.write_text(f"port = {port or 0}\n{ledger}")
     return file
 
 

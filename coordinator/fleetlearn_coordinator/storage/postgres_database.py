@@ -91,6 +91,11 @@ class PostgresRun(NamedTuple):
         return f"{self.url} (schema {self.schema})"
 
     @property
+    def quoted(self) -> str:
+        """The schema's name in a statement."""
+        return '"' + self.schema.replace('"', '""') + '"'
+
+    @property
     def lock_key(self) -> int:
         """Of the advisory lock: a signed number of 64 bits."""
         content = hashlib.sha256(self.schema.encode()).digest()
@@ -103,9 +108,10 @@ def find_run(url: str, name: str) -> PostgresRun:
     try:
         parts = urlsplit(url)
         options = dict(parse_qsl(parts.query))
-    except ValueError as error:
-        raise StoreError(Code.BAD_MESSAGE, f"this is no address of a database: {error}") from None
-    if parts.password is not None or "password" in options:
+    except ValueError:  # its words may have the password
+        text = "ledger = ... is no address of a database, such as postgresql://user@host/database"
+        raise StoreError(Code.BAD_MESSAGE, text) from None
+    if parts.password is not None or any("password" in key for key in options):
         shown = f"{SCHEME}://...@{parts.netloc.rpartition('@')[2]}{parts.path}"
         raise StoreError(
             Code.BAD_MESSAGE,
@@ -122,8 +128,8 @@ def find_run(url: str, name: str) -> PostgresRun:
 
 
 class PostgresDatabase:
-    """A connection to a run's schema. All methods are for one thread at a time, but for those that
-    say otherwise."""
+    """A connection to a run's schema. Several threads may call it; each waits for the others'
+    statements, but transactions are for one thread at a time."""
 
     def __init__(self, run: PostgresRun, *, application: str, answer: float = ANSWER_TIMEOUT):
         """Connect. ``application``: what the server calls this session. ``answer``: seconds to wait
@@ -142,13 +148,17 @@ class PostgresDatabase:
                 tcp_user_timeout=int(answer * 1000),
             )
         settings = {
-            "search_path": f'"{run.schema}"',
+            "search_path": run.quoted,
             "statement_timeout": f"{answer:.0f}s",
             "lock_timeout": f"{min(LOCK_TIMEOUT, answer):.0f}s",
             "idle_in_transaction_session_timeout": f"{IDLE_IN_TRANSACTION:.0f}s",
         }
-        for name, value in settings.items():
-            self.set(name, value)
+        try:
+            parts = ", ".join(["set_config(?, ?, false)"] * len(settings))
+            self.execute(f"SELECT {parts}", [each for item in settings.items() for each in item])
+        except BaseException:
+            self.close()
+            raise
 
     def set(self, name: str, value: str) -> None:
         """Set a parameter of this session."""

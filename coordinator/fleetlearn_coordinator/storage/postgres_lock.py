@@ -112,7 +112,7 @@ class PostgresLock:
 
     def _make_place(self) -> None:
         if not has_schema(self.db):
-            self.db.execute(f'CREATE SCHEMA "{self.run.schema}"')
+            self.db.execute(f"CREATE SCHEMA {self.run.quoted}")
         for statement in PLACE:
             self.db.execute(statement)
 
@@ -145,8 +145,8 @@ def lost_text(run: PostgresRun, why: str) -> str:
 
 
 def has_schema(db: PostgresDatabase) -> bool:
-    """Return whether the run has a schema, and whether it is complete."""
-    found = db.execute("SELECT to_regclass(?) IS NOT NULL", (f'"{db.run.schema}".owner',))
+    """Return whether the run has a schema, with the tables of PLACE."""
+    found = db.execute("SELECT to_regclass(?) IS NOT NULL", (f"{db.run.quoted}.owner",))
     return bool(found.fetchone()[0])
 
 

@@ -141,6 +141,8 @@ class PostgresStorage:
     def _reading(self) -> Iterator[tuple[PostgresDatabase, int]]:
         """Yield a connection that reads one moment, and the version of the tables."""
         with closing(PostgresDatabase(self.run, application="fleetlearn reader")) as db:
+            # Nobody waits for a reader, who may do much between two reads.
+            db.set("idle_in_transaction_session_timeout", "1h")
             db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             version = 0
             if has_schema(db):

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from secrets import token_hex
 
 import numpy as np
 import pytest
@@ -73,7 +74,7 @@ def test_a_run_goes_on_where_its_folder_says(in_postgres: Path) -> None:
 
 def test_runs_of_one_database_do_not_meet(in_postgres: Path, postgres: PostgresServer) -> None:
     other = in_postgres.with_name("other")
-    write_ledger_place(other, LedgerPlace(postgres.url(), f"{'é' * 40}-{in_postgres.name}"))
+    write_ledger_place(other, LedgerPlace(postgres.url(), f'{"é" * 40}-"{token_hex(8)}'))
     with begun(in_postgres) as (_, first), begun(other) as (storage, second):
         assert len(storage.run.schema.encode()) <= 63
         first.write([Metadata("a", 1)])
@@ -204,7 +205,9 @@ def test_tables_are_brought_up_to_date(in_postgres: Path, monkeypatch: pytest.Mo
     [
         ("postgresql://u:secret@host/db", r"postgresql://\.\.\.@host/db: this address has a pass"),
         ("postgresql://u@host/db?password=secret", r"@host/db: this address has a password"),
+        ("postgresql://u@host/db?sslpassword=secret", r"@host/db: this address has a password"),
         ("postgresql://u@[host/db", "no address of a database"),
+        ("postgresql://u:secret@ho\N{FULLWIDTH SOLIDUS}st/db", "no address of a database"),
     ],
 )
 def test_addresses_with_a_password_are_refused(url: str, said: str) -> None:
