@@ -4,7 +4,10 @@ bytes that its device sends."""
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,35 +24,69 @@ from slow_link import ReturningDevice, slow_link
 MIB = 2**20
 UPDATE = 48 * MIB
 """Bytes of the update."""
-RATE = 24.0 * MIB
+DEATHS = 18 * MIB, 34 * MIB
+"""After how many of them the coordinator ends, a little after each checkpoint."""
+RATE = 12.0 * MIB
 IN_FLIGHT = 2 * MIB
 """Bytes that may have crossed the link when the coordinator dies, and were not read by it."""
 
+End = Callable[[Processes, Path], Awaitable[None]]
+"""Ends the coordinator, or a part of it, and begins it again."""
 
-async def deliver(run: Processes, plan: Path, port: int, update: Vector, how: int) -> int:
-    """Deliver the update while the coordinator is ended by signal ``how`` after 20 MiB of it and
-    after 40, and begun again. Returns the bytes that crossed the link."""
+
+async def _restarted(run: Processes, plan: Path, how: int) -> None:
+    process = run.running["coordinator"]
+    process.send_signal(how)
+    await asyncio.to_thread(process.wait)
+    run.coordinator(plan)
+
+
+async def killed(run: Processes, plan: Path) -> None:
+    await _restarted(run, plan, signal.SIGKILL)
+
+
+async def stopped(run: Processes, plan: Path) -> None:
+    await _restarted(run, plan, signal.SIGTERM)
+
+
+async def gateways_killed(run: Processes, plan: Path) -> None:
+    """All gateways are killed; the supervisor begins others."""
+    log = run.folder / "coordinator.log"
+    found = re.findall(r"gateway (\d) \(process (\d+)\) is there", log.read_text())
+    for process in dict(found).values():
+        os.kill(int(process), signal.SIGKILL)
+
+
+async def deliver(run: Processes, plan: Path, port: int, update: Vector, end: End) -> int:
+    """Deliver the update while the coordinator ends twice. Returns the bytes that crossed the
+    link."""
     async with slow_link(port, RATE) as link, asyncio.timeout(2 * PATIENCE):
         device = ReturningDevice(link, update)
         delivery = asyncio.ensure_future(device.deliver())
-        for grants, part in ((1, 20 * MIB), (2, 40 * MIB)):
-            process = run.coordinator(plan)
+        run.coordinator(plan)
+        for grants, part in enumerate(DEATHS, 1):
             while len(device.offsets) < grants or device.came() < part:
                 assert not delivery.done(), delivery.result()
-                assert process.poll() is None
+                assert run.running["coordinator"].poll() is None
                 await asyncio.sleep(0.01)
-            process.send_signal(how)
-            await asyncio.to_thread(process.wait)
-        run.coordinator(plan)
+            await end(run, plan)
         await delivery
-        assert len(device.offsets) == 3, device.offsets
+        assert len(device.offsets) == 1 + len(DEATHS), device.offsets
         return link.up
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+@pytest.mark.parametrize(
+    ("end", "gateways", "again"),
+    [
+        pytest.param(killed, 0, CHECKPOINT_BYTES, id="killed"),
+        pytest.param(stopped, 0, CHUNK_BYTES, id="stopped"),
+        pytest.param(stopped, 2, CHUNK_BYTES, id="stopped with gateways"),
+        pytest.param(gateways_killed, 2, CHECKPOINT_BYTES, id="gateways killed"),
+    ],
+)
 def test_an_upload_goes_on_after_its_coordinator_s_death(
-    run: Processes, tmp_path: Path, how: int
+    run: Processes, tmp_path: Path, end: End, gateways: int, again: int
 ) -> None:
     """At most a checkpoint of it is sent twice for each kill, and less than a chunk for each
     orderly stop."""
@@ -57,11 +94,10 @@ def test_an_upload_goes_on_after_its_coordinator_s_death(
     plan = tmp_path / "plan.toml"
     settings = {"round__goal": 1, "round__grace": 60.0, "round__deadline": 600.0}
     plan.write_text(plan_text(bundle, tmp_path / "run", **settings, stop__rounds=1))
-    (tmp_path / "service.toml").write_text(f"port = {port}\n")
+    (tmp_path / "service.toml").write_text(f"port = {port}\ngateways = {gateways}\n")
     update = np.random.default_rng(5).standard_normal(UPDATE // 4, np.float32)
-    sent = asyncio.run(deliver(run, plan, port, update, how))
-    again = CHECKPOINT_BYTES if how == signal.SIGKILL else CHUNK_BYTES
-    assert UPDATE < sent < UPDATE + 2 * (again + IN_FLIGHT)
+    sent = asyncio.run(deliver(run, plan, port, update, end))
+    assert UPDATE < sent < UPDATE + len(DEATHS) * (again + IN_FLIGHT)
     assert run.running["coordinator"].wait(PATIENCE) == 0, "the run ends with its round"
     before = open_bundle(bundle).parameters()
     _, after = read_model(tmp_path / "run")
