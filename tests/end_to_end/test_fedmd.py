@@ -72,7 +72,9 @@ def own_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def begin(run: Processes, files: Path, rounds: int = ROUNDS, more: str = "") -> tuple[Path, str]:
+def begin(
+    run: Processes, files: Path, rounds: int = ROUNDS, more: str = "", **changes: object
+) -> tuple[Path, str]:
     """Write the public bundle and the plan. Returns the plan and the coordinator's address."""
     bundle, plan = run.folder / "public.bundle", run.folder / "plan.toml"
     words = ("--classes", "10", "--metric", "accuracy", "--output", str(bundle))
@@ -90,6 +92,7 @@ def begin(run: Processes, files: Path, rounds: int = ROUNDS, more: str = "") -> 
         "round__grace": 60.0,
         "round__deadline": 300.0,
         "stop__rounds": rounds,
+        **changes,
     }
     plan.write_text(plan_text(bundle, run.folder / "run", "fedmd", **settings) + more)
     port = free_port()
@@ -150,6 +153,10 @@ def test_each_device_is_better_than_alone(
         classes, counts = np.unique(np.load(own_data[name])["y"], return_counts=True)
         most_alone = np.isin(labels, classes[counts > 5]).mean()
         assert found > most_alone + 0.1, (name, found, most_alone)
+    refused = run.command("export-model", plan, "--output", "x.onnx", expected=1).stderr
+    assert "the mean of their class scores" in " ".join(refused.split())
+    refused = run.command("evaluate", plan, expected=1).stderr
+    assert "is a run without a model" in " ".join(refused.split())
     consensus = run.folder / "consensus.npz"
     run.command("export-model", plan, "--output", consensus)
     with np.load(consensus) as written:
@@ -195,6 +202,42 @@ def test_a_device_that_is_killed_goes_on_with_its_model(
     device(run, name, url, *rest)
     wait_for_all(run)
     check(run, distillations)
+
+
+PRIVACY = "\n[privacy]\nnoise = 1.0\ndelta = 1e-6\npopulation = 1000\nclip = 5.0\n"
+PAIRWISE = (
+    '\n[secure]\nmode = "pairwise"\nclip = 5.0\nminimum = 3\nadversaries = 0.0\ndropouts = 0.0\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "changes", "off"),
+    [
+        ("", {"encoding__up": "int8"}, 0.2),
+        ("", {"encoding__up": "topk-0.5"}, None),
+        ("", {"aggregation__aggregator": "median"}, None),
+        (PRIVACY, {"local__evaluate": False}, None),
+        (PAIRWISE, {"local__evaluate": False}, None),
+    ],
+    ids=["int8", "top-k", "median", "privacy", "secure"],
+)
+def test_what_a_mean_of_updates_can_do(
+    run: Processes, family_bundles: Mapping[str, Path], distillations: Path,
+    own_data: Mapping[str, Path], more: str, changes: dict[str, object], off: float | None,
+) -> None:  # fmt: skip
+    plan, url = begin(run, distillations, 3, more, **changes)
+    run.coordinator(plan)
+    for name in NAMES:
+        device(run, name, url, family_bundles[name], distillations, own_data[name])
+    wait_for_all(run)
+    assert read_status(run.folder / "run").version == 3
+    found = read_model(run.folder / "run")[1].reshape(PUBLIC, 10)
+    assert np.isfinite(found).all()
+    assert found.any()
+    if off is not None:
+        x = np.load(distillations / "public.npz")["x"]
+        expected = np.mean([scores_of(run, name, x) for name in NAMES], axis=0)
+        assert np.abs(found - expected).max() < off
 
 
 def test_a_device_without_a_model_of_its_own_is_told_so(
