@@ -177,9 +177,11 @@ class OwnModel:
         the mean of KL(consensus || model) over the examples."""
         numbers = settings.hyper
         count = len(consensus) // self.bundle.manifest.outputs[0].shape[0]
+        # One hostile device must not end the training of all others.
+        taught_by = np.clip(consensus, -LARGEST_SCORE, LARGEST_SCORE)
         batch = {
             **examples,
-            TEACHER: consensus.reshape(count, -1),
+            TEACHER: taught_by.reshape(count, -1),
             TEMPERATURE: np.full(count, numbers["temperature"], np.float32),
         }
         runtime = self._runtime(self.distillation, model)

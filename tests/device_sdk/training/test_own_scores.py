@@ -184,6 +184,15 @@ def test_scores_that_are_not_finite_are_refused(folder: Path, public: Bundle) ->
         exchange(model, public, np.zeros(90, np.float32), begun=np.full(15, 3e38, np.float32))
 
 
+def test_a_hostile_consensus_does_not_end_the_training(folder: Path, public: Bundle) -> None:
+    consensus = np.full(90, -3e38, np.float32)
+    consensus[::3] = 3e38
+    found = exchange(own(folder, "mlp"), public, consensus)
+    assert np.isfinite(found.model).all()
+    assert np.isfinite(found.scores - consensus).all()
+    assert found.result.metrics["digest_loss"] > 0
+
+
 def test_bundles_that_do_not_go_together(folder: Path, tmp_path: Path, public: Bundle) -> None:
     with pytest.raises(BundleError, match="is of another model than bundle"):
         OwnModel(folder / "linear.bundle", folder / "mlp-distil.bundle")
