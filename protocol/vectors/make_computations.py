@@ -4,7 +4,7 @@ of a table add up to, worked out one row at a time in plain Python."""
 from __future__ import annotations
 
 import struct
-from math import floor, frexp, isnan, ldexp
+from math import floor, frexp, isnan, ldexp, sqrt, trunc
 from typing import Any
 
 import msgspec
@@ -138,6 +138,32 @@ def masked() -> dict[str, Any]:
     }
 
 
+GROUPS: tuple[tuple[list[int], float, bool], ...] = (
+    ([0], 1.0, False),
+    ([1, 2, 3, 4], 1.0, True),
+    ([6], 2.0**29, False),
+)
+"""Places, the bound, and whether they are in order. Place 5 is in none."""
+
+
+def clipped(values: list[int], clip: float) -> dict[str, Any]:
+    """Return what a device sends of these sums with differential privacy."""
+    scaled = [0.0] * len(values)
+    for places, bound, ordered in GROUPS:
+        own = [values[place] / (bound * sqrt(len(GROUPS))) for place in places]
+        if ordered:
+            root = [1.0]
+            for m in range(1, len(own)):
+                root.append(root[-1] * (m - 0.5) / m)
+            norm = sqrt(sum(each**2 for each in root))
+            own = [sum(root[i - j] * own[j] for j in range(i + 1)) / norm for i in range(len(own))]
+        for place, value in zip(places, own, strict=True):
+            scaled[place] = value
+    factor = min(1.0, clip / sqrt(sum(each**2 for each in scaled)))
+    sent = [trunc(each * factor / clip * 2**30) for each in scaled]
+    return {"clip": clip, "sums": values, "sent": sent}
+
+
 def computations() -> dict[str, Any]:
     layout, first = state_layout(ASKED), first_state(ASKED)
     known = layout.unpack(first)
@@ -160,6 +186,15 @@ def computations() -> dict[str, Any]:
             {"bits": f"{bits:016x}", "elements": limbs(bits)}
             for bits in (0, 1, 2**22, 2**43, 2**64 - 1, 0x3FF0000000000000, 0x7FF0000000000000)
         ],
+        "clipped": {
+            "groups": [
+                {"places": places, "bound": bound, "ordered": ordered}
+                for places, bound, ordered in GROUPS
+            ],
+            "cases": [
+                clipped([40, 5, 20, 0, 15, 9, -40 * 2**28], clip) for clip in (40.0, 100.0, 7.5)
+            ],
+        },
         "masked64": masked(),
         "int64": {"sums": whole, "hex": struct.pack(f"<{len(whole)}q", *whole).hex()},
         "statistics": {

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_protocol.computations.layout import Layout, StateField
+from fleetlearn_protocol.computations.private_sums import SumsGroup, clip_sums, is_short
 from fleetlearn_protocol.encodings import INT64, MASKED64, word_bytes
 from fleetlearn_protocol.formats.masked import words_from_bytes, words_to_bytes
 from fleetlearn_protocol.formats.whole import sums_from_bytes, sums_to_bytes
@@ -57,3 +58,18 @@ def test_sums_as_words_that_are_masked() -> None:
     added = words_from_bytes(bytes.fromhex(case["added"]), word_bytes(MASKED64))
     largest = largest_sum(case["reports"])
     assert words_to_sums(added, case["reports"], largest).tolist() == case["total"]
+
+
+def test_clipped_sums() -> None:
+    """Each is within one step: the order of floating-point sums is a device's own."""
+    told = VECTORS["clipped"]
+    groups = [
+        SumsGroup(np.array(group["places"]), group["bound"], group["ordered"])
+        for group in told["groups"]
+    ]
+    lengths = []
+    for case in told["cases"]:
+        found = clip_sums(np.array(case["sums"]), groups, case["clip"])
+        np.testing.assert_allclose(found.sums, case["sent"], atol=1, rtol=0)
+        lengths.append((is_short(found.sums), found.clipped))
+    assert lengths == [(True, False), (True, False), (True, True)]

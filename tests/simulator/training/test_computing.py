@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from computing import computed
 from fleetlearn_coordinator.aggregation.computations.statistics import result
+from fleetlearn_coordinator.privacy.accounting import gaussian_epsilon
 from fleetlearn_device.computations import registry
 from fleetlearn_protocol.computations.settings import CategoryColumn, NumberColumn, Statistics
 from fleetlearn_simulator.errors import SimulatorError
@@ -190,3 +191,23 @@ def test_a_private_simulation_has_noise_and_says_how_much(tmp_path: Path) -> Non
     assert found["noise"]["rows"] == pytest.approx(1e-3 * 20 * 5**0.5)
     assert found["rows"] == len(ages)
     assert found["columns"]["age"]["mean"] == pytest.approx(ages.mean(), abs=0.1)
+
+
+def test_private_statistics_of_devices_that_take_part_by_a_coin(tmp_path: Path) -> None:
+    """Poisson sampling: whoever comes, the noise is that of the plan, and epsilon is less."""
+    asked = Statistics(
+        numbers=(NumberColumn("age", range=(0.0, 100.0)),), categories=ASKED.categories, rounds=1
+    )
+    privacy = {"noise": 2.0, "delta": 1e-6, "population": 100, "clip": 20.0}
+    plan = {
+        "privacy": privacy | {"sampling": "poisson"},
+        "stop": {"rounds": 1},
+        "round": {"goal": 50, "minimum": 1, "over_selection": 1.0, "deadline": 1e5},
+    }
+    of = scenario(tmp_path, 100, asked=asked, plan=plan)
+    outcome = simulate(of, tmp_path / "run", ALONE)
+    assert outcome is not None
+    assert outcome.summary["result"]["noise"]["rows"] == pytest.approx(2 * 20 * 5**0.5)
+    lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
+    (row,) = [json.loads(line) for line in lines]
+    assert 0 < row["privacy"]["epsilon"] < gaussian_epsilon(1 / 2, 1e-6)
