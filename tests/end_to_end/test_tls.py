@@ -9,16 +9,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from fleetlearn_coordinator import read_status
 from peers import plan_text
 from processes import Processes, free_port, status_of, wait_for
 
+GATEWAYS = pytest.mark.parametrize("gateways", [0, pytest.param(2, marks=pytest.mark.slow)])
 COORDINATOR = [sys.executable, "-m", "fleetlearn_coordinator"]
 DEVICE = [sys.executable, "-m", "fleetlearn_device", "run", "--until-finished"]
 
 
+@GATEWAYS
 def test_a_device_with_the_ca_trains_and_one_without_does_not(
-    run: Processes, bundle_path: Path, shards: list[Path]
+    run: Processes, bundle_path: Path, shards: list[Path], gateways: int
 ) -> None:
     port, plan, folder = free_port(), run.folder / "plan.toml", run.folder
     made = subprocess.run(
@@ -33,7 +36,8 @@ def test_a_device_with_the_ca_trains_and_one_without_does_not(
         plan_text(bundle_path, folder / "run", local__lr=0.1, round__goal=1, stop__rounds=1)
     )
     (folder / "service.toml").write_text(
-        f'port = {port}\n[tls]\ncertificate = "tls/certificate.pem"\nkey = "tls/key.pem"\n'
+        f"port = {port}\ngateways = {gateways}\n"
+        '[tls]\ncertificate = "tls/certificate.pem"\nkey = "tls/key.pem"\n'
     )
     run.coordinator(plan)
     url, data = f"wss://127.0.0.1:{port}", shards[0]
@@ -60,8 +64,9 @@ def test_a_device_with_the_ca_trains_and_one_without_does_not(
     assert read_status(folder / "run").version == 1
 
 
+@GATEWAYS
 def test_a_device_with_a_certificate_trains_until_it_is_revoked(
-    run: Processes, bundle_path: Path, shards: list[Path]
+    run: Processes, bundle_path: Path, shards: list[Path], gateways: int
 ) -> None:
     port, plan, folder = free_port(), run.folder / "plan.toml", run.folder
     for command in (["certificate", "127.0.0.1"], ["device-certificate", "roof-7"]):
@@ -70,7 +75,8 @@ def test_a_device_with_a_certificate_trains_until_it_is_revoked(
         plan_text(bundle_path, folder / "run", local__lr=0.1, round__goal=1, stop__rounds=100000)
     )
     (folder / "service.toml").write_text(
-        f'port = {port}\nidentities = "identities"\n[tls]\ncertificate = "tls/certificate.pem"\n'
+        f'port = {port}\ngateways = {gateways}\nidentities = "identities"\n'
+        '[tls]\ncertificate = "tls/certificate.pem"\n'
         'key = "tls/key.pem"\nclients = "tls/ca.pem"\n'
     )
     run.coordinator(plan)

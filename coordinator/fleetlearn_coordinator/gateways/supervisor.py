@@ -107,25 +107,28 @@ async def _supervise(commands: Supervised) -> int:
             for child in (engine, *gateways):
                 await child.start()
                 started.append(child)
-            return await _keep_running(engine, gateways, stopped)
+            status = await _keep_running(engine, gateways, stopped)
         finally:
             if engine in started:
                 await engine.end(END_TIMEOUT)
             rest = [child.end(GATEWAY_END_TIMEOUT) for child in started if child is not engine]
             await asyncio.gather(*rest)
+    if status is None:
+        status = engine.process.returncode
+    return 1 if status is None or status < 0 else status
 
 
 async def _keep_running(
     engine: Child, gateways: Sequence[Child], stopped: asyncio.Future[None]
-) -> int:
-    """Start again what dies. Returns the exit status once all is to end."""
+) -> int | None:
+    """Start again what dies. Returns the status with which a process ended, so that all is to end;
+    None: somebody wants that."""
     watching = {asyncio.create_task(_watch(child)): child for child in (engine, *gateways)}
     try:
         ends: set[asyncio.Future[Any]] = {*watching, stopped}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if stopped.done():
-            await engine.end(END_TIMEOUT)
-            return max(0, engine.process.returncode or 0)
+            return None
         task = next(task for task in watching if task.done())
         child, status = watching[task], task.result()
         if child is not engine:

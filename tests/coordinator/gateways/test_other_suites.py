@@ -1,0 +1,75 @@
+"""What devices hear is what they hear from one process: tests of servers, of which nothing but the
+connections is other here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SERVICE = ROOT / "tests" / "coordinator" / "service"
+FILES = [
+    "test_server.py",
+    "test_server_algorithms.py",
+    "test_server_asynchronous.py",
+    "test_server_encodings.py",
+    "test_server_evaluation.py",
+    "test_server_pace.py",
+    "test_server_secure.py",
+    "test_server_secure_sums.py",
+    "test_server_limits.py",
+    "test_family_runs.py",
+    "test_pairwise.py",
+    "test_roll_call.py",
+    "test_task_privacy.py",
+    "../network/test_signing.py",
+]
+LOOK_INSIDE = [
+    # They look at the connections of the coordinator's own process.
+    "test_a_file_that_cannot_be_read_any_more_ends_its_download_alone",
+    "test_a_later_fetch_replaces_an_earlier_one",
+    "test_a_broken_upload_resumes_where_it_was",
+    "test_a_device_that_trained_anew_uploads_anew",
+    "test_uploads_are_granted_a_few_at_a_time",
+    "test_a_silent_device_is_ended",
+    "test_a_device_is_not_silent_while_the_coordinator_stands_still",
+    "test_a_device_that_stops_reading_is_ended",
+    "test_a_device_that_takes_chunks_in_is_not_silent",
+    "test_an_upload_ends_with_its_task",
+    "test_what_a_connection_ended_is_remembered_within_bounds",
+    "test_an_error_at_the_end_of_a_connection_ends_the_process_too",
+    "test_a_full_disk_ends_the_process_and_nothing_is_done_after",
+    # They count the spool files of one process.
+    "test_many_updates_fold_into_a_written_sum",
+    # They look at the engine in the moment in which the device is refused, a moment before a
+    # gateway's word is there.
+    "test_an_update_of_another_length_ends_the_task",
+    "test_a_report_of_more_work_than_the_task_asked_for_ends_the_task",
+    "test_a_report_of_parts_that_were_not_asked_for_ends_the_task",
+    "test_bytes_that_no_encoder_writes_end_the_task",
+    "test_a_report_that_cannot_be_added_or_tells_too_much_ends_its_task",
+    "test_no_factor_is_told_where_no_update_can_be_stale",
+    "test_what_a_refused_report_tells_is_shown_to_its_device_alone",
+]
+LEAST = 80
+"""Tests that are run at least: fewer would say that they are not found any more."""
+
+
+@pytest.mark.slow
+def test_the_servers_tests_behind_two_gateways() -> None:
+    support = str(ROOT / "tests" / "support")
+    environment = {**os.environ, "PYTHONPATH": support}
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "behind_gateways", "-m", "not slow"]
+    command += ["-k", " and ".join(f"not {name}" for name in LOOK_INSIDE)]
+    command += [str(SERVICE / file) for file in FILES]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=560
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    passed = int(done.stdout.split(" passed")[0].split()[-1])
+    assert passed >= LEAST, done.stdout[-500:]
