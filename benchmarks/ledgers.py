@@ -19,6 +19,7 @@ import _measure as measure
 import rounds
 from fleetlearn_coordinator.storage.find_storage import begin_elsewhere, find_storage
 from fleetlearn_coordinator.storage.ledger import ReportAccepted, Row, TaskGiven
+from fleetlearn_coordinator.storage.stored_elsewhere import StoredElsewhere
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.messages import Report
 
@@ -31,7 +32,7 @@ STORES = ("postgres", "sqlite_power", "sqlite")
 
 def write_rows(folder: Path, ledger: str | None, power: bool, batch: int, seconds: float) -> float:
     """Write batches of so many rows for some seconds. Returns rows a second."""
-    begin_elsewhere(folder, ledger, token_hex(8))
+    begin_elsewhere(folder, StoredElsewhere(token_hex(8), ledger))
     storage = find_storage(folder)
     part = FLOAT32.part("update", bytes(8))
     written = 0

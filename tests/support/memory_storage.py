@@ -325,6 +325,8 @@ class MemoryModels:
 class MemoryBlobs(MemoryModels):
     """``Blobs`` in memory."""
 
+    is_slow = False
+
     def __init__(self, storage: MemoryStorage, most: int) -> None:
         super().__init__(storage)
         self._holder, self._most = storage.holder, most
@@ -388,8 +390,8 @@ class MemoryBlobs(MemoryModels):
                 raise StoreError(Code.WRONG_LENGTH, text)
             yield memoryview(part)
 
-    def settle_spool_file(self, number: int) -> None:
-        assert number in self._taken
+    def settle_spool_files(self, sizes: Mapping[int, int]) -> None:
+        assert sizes.keys() <= {*self._taken}
 
     def where_spool_file(self, number: int) -> str:
         return f"{self._storage.where}, slot-{number:04d}"

@@ -34,6 +34,9 @@ ORIGIN = r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 """What browsers send as the header Origin (RFC 6454, section 6.1), "null" excepted: every page can
 have that."""
 
+OBJECT_STORES = "(s3|gs|az)"
+"""Schemes of an object store's URL."""
+
 
 class ServiceError(FleetError):
     """A service file that cannot be used. ``text`` names the file, the key, what was given and what
@@ -240,6 +243,9 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     ledger: str | None = None
     """URL of the database where runs that begin here keep their ledgers, without a password.
     Default: in their data directories. A run stays where it began."""
+    blobs: Annotated[str, Meta(pattern=rf"^{OBJECT_STORES}://[^\s@]*\Z")] | None = None
+    """URL in an object store, such as s3://BUCKET/FOLDER, where runs that begin here keep models
+    and accepted updates. Default: in their data directories. A run stays where it began."""
     runs: Path | None = None
     """Folder of the runs that this coordinator serves, which `fleetlearn-coordinator run` adds.
     Default: it serves the one plan that it is started with."""

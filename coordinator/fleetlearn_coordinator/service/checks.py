@@ -39,6 +39,7 @@ from fleetlearn_coordinator.storage.find_storage import find_storage, storage_fo
 from fleetlearn_coordinator.storage.identities import DATABASE, Identities
 from fleetlearn_coordinator.storage.ledger import PRIVACY_COPIED
 from fleetlearn_coordinator.storage.store import most_spool_files
+from fleetlearn_coordinator.storage.stored_elsewhere import StoredElsewhere
 
 GOOD, WARNING, BAD, UNKNOWN = "good", "warning", "bad", "unknown"
 FREE = 2**30
@@ -119,7 +120,8 @@ def check_plan(plan: Plan, service: ServiceSettings, run: str = "") -> Checks:
         if helper := check_helper(plan, words):
             yield helper
     try:
-        storage = storage_for(plan.data_dir, service.ledger, run or plan.name)
+        wanted = StoredElsewhere(run or plan.name, service.ledger, service.blobs)
+        storage = storage_for(plan.data_dir, wanted)
     except StoreUnavailableError as error:
         yield CheckView("ledger", BAD, error.text, "mend what it names")
         return

@@ -30,6 +30,7 @@ from fleetlearn_coordinator.storage.find_storage import begin_elsewhere
 from fleetlearn_coordinator.storage.ledger import Metadata
 from fleetlearn_coordinator.storage.runs import Population
 from fleetlearn_coordinator.storage.store import Store, open_store
+from fleetlearn_coordinator.storage.stored_elsewhere import StoredElsewhere
 
 
 def open_run(
@@ -51,7 +52,8 @@ def open_run(
     if plan.distil is not None:
         worker_process.check_installed("distillation", "leave [distil] out")
         check_distillation(plan, {name: each.manifest for name, each in bundles.items()})
-    begin_elsewhere(plan.data_dir, service.ledger, name or plan.name)
+    elsewhere = StoredElsewhere(name or plan.name, service.ledger, service.blobs)
+    begin_elsewhere(plan.data_dir, elsewhere)
     store = open_store(
         plan.data_dir,
         identity_of(bundles),

@@ -40,6 +40,7 @@ from fleetlearn_coordinator.storage.identities import Identities, open_identitie
 from fleetlearn_coordinator.storage.ledger import ModelMade
 from fleetlearn_coordinator.storage.requests import RollBack
 from fleetlearn_coordinator.storage.store import most_spool_files
+from fleetlearn_coordinator.storage.stored_elsewhere import StoredElsewhere
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
@@ -120,7 +121,8 @@ async def serve_async(
         _check_alone(plan, settings)
 
         def is_locked() -> bool:
-            begin_elsewhere(plan.data_dir, settings.ledger, plan.name)
+            wanted = StoredElsewhere(plan.name, settings.ledger, settings.blobs)
+            begin_elsewhere(plan.data_dir, wanted)
             return find_storage(plan.data_dir).is_locked()
 
         once = partial(_serve, plan, settings, stopped, stay=stay)

@@ -497,9 +497,11 @@ class RunServer:
 
     def _do_work(self) -> None:
         """Do what is to be done with accepted updates: those of a large model in another thread,
-        while this one answers the devices. Pairwise masks of any model take long."""
+        while this one answers the devices. Pairwise masks of any model take long, and so does
+        writing to an object store."""
         small = self.run.models.newest.model.nbytes < LARGE_MODEL
-        if small and self.run.pairwise is None:
+        quick = small and not self.run.store.blobs.is_slow
+        if quick and self.run.pairwise is None:
             if commands := self.run.work.do_work(self.now()):
                 self._tell_all(commands)
         elif self._working is None or self._working.done():

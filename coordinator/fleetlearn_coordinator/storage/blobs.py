@@ -81,9 +81,13 @@ class Blobs(StoredModels, Protocol):
     One thread calls it, except where a method says otherwise. What was written survives the death
     of the process as soon as the call returns, and what was only partly written never counts: the
     ledger's rows, written afterwards, say what does. With ``durable = "power"``,
-    ``settle_spool_file``, ``save_aggregator`` and ``save_model`` make it survive a loss of power
+    ``settle_spool_files``, ``save_aggregator`` and ``save_model`` make it survive a loss of power
     too.
     """
+
+    is_slow: bool
+    """Whether what makes bytes count takes so long that the event loop must not wait for it:
+    ``settle_spool_files``, ``save_aggregator``, ``save_model`` and ``drop_models``."""
 
     # Spool files
 
@@ -126,9 +130,10 @@ class Blobs(StoredModels, Protocol):
         meanwhile yields the other upload's bytes. Raises StoreError (fewer bytes than that were
         written), OSError."""
 
-    def settle_spool_file(self, number: int) -> None:
-        """Make all that was written survive as much as ``durable`` asks for. Call before the row
-        that makes it count. Raises OSError."""
+    def settle_spool_files(self, sizes: Mapping[int, int]) -> None:
+        """Make the updates in these spool files survive as much as ``durable`` asks for. Call
+        before the rows that make them count. May be called from any thread, once at a time.
+        ``sizes``: number of a spool file -> bytes of its update. Raises OSError, StoreError."""
 
     def where_spool_file(self, number: int) -> str:
         """Return where the spool file is, for messages to people."""

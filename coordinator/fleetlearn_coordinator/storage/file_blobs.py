@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
@@ -81,6 +81,8 @@ class FileModels:
 
 class FileBlobs(FileModels):
     """``Blobs`` in a data directory."""
+
+    is_slow = False
 
     def __init__(
         self,
@@ -227,8 +229,8 @@ class FileBlobs(FileModels):
                     )
                 yield part
 
-    def settle_spool_file(self, number: int) -> None:
-        if self._power:
+    def settle_spool_files(self, sizes: Mapping[int, int]) -> None:
+        for number in sizes if self._power else ():
             with named_errors(self.where_spool_file, number):
                 os.fsync(self._spool[number])
 

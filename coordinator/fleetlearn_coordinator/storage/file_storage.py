@@ -36,8 +36,9 @@ class FileStorage:
 
     has_folder = True
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | os.PathLike[str], objects: str | None = None) -> None:
+        """``objects``: URL below which the blobs are; None: in the folder alone."""
+        self.folder, self._objects = Path(folder), objects
         self.where = str(self.folder)
         self.requests: Requests = FileRequests(self.folder)
         self.held_out: HeldOutResults = FileHeldOutResults(self.folder)
@@ -46,9 +47,9 @@ class FileStorage:
 
     @property
     def models(self) -> StoredModels:
-        from fleetlearn_coordinator.storage.file_blobs import FileModels
+        from fleetlearn_coordinator.storage.find_blobs import models_of
 
-        return FileModels(self.folder)
+        return models_of(self.folder, self._objects)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -70,12 +71,14 @@ class FileStorage:
         return (self.folder / DATABASE).exists()
 
     def open_ledger(self, *, power: bool, any_thread: bool) -> SqliteLedger:
+        # Where blobs are slow, rows are written in a thread of their own.
+        any_thread = any_thread or self._objects is not None
         return SqliteLedger(self.folder / DATABASE, power=power, any_thread=any_thread)
 
     def open_blobs(self, *, power: bool, spool_files: int) -> FileBlobs:
-        from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+        from fleetlearn_coordinator.storage.find_blobs import blobs_of
 
-        return FileBlobs(self.folder, power=power, spool_files=spool_files)
+        return blobs_of(self.folder, self._objects, power=power, spool_files=spool_files)
 
     def read_ledger(self) -> AbstractContextManager[SqlReader]:
         return read_ledger(self.folder)

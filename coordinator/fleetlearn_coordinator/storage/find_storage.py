@@ -15,26 +15,28 @@ from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.file_storage import FileStorage
-from fleetlearn_coordinator.storage.ledger_place import (
-    FILE,
-    LedgerPlace,
-    read_ledger_place,
-    write_ledger_place,
-)
 from fleetlearn_coordinator.storage.run_storage import RunStorage
+from fleetlearn_coordinator.storage.stored_elsewhere import (
+    FILE,
+    StoredElsewhere,
+    objects_of,
+    read_stores,
+    write_stores,
+)
 
 STORES: dict[str, Callable[[str], RunStorage]] = {}
 """Scheme of a URL -> what makes the storage from the whole URL. What is no URL is a folder."""
 
 
-def _in_postgresql(folder: Path, place: LedgerPlace) -> RunStorage:
+def _in_postgresql(folder: Path, place: StoredElsewhere) -> RunStorage:
     # Imported late: who has no run in PostgreSQL need not wait for it.
     from fleetlearn_coordinator.storage.postgres_storage import PostgresStorage
 
-    return PostgresStorage(folder, place.ledger, place.run)
+    assert place.ledger is not None
+    return PostgresStorage(folder, place.ledger, place.run, objects_of(place))
 
 
-LEDGERS: dict[str, Callable[[Path, LedgerPlace], RunStorage]] = {
+LEDGERS: dict[str, Callable[[Path, StoredElsewhere], RunStorage]] = {
     "postgresql": _in_postgresql,
     "postgres": _in_postgresql,
 }
@@ -42,13 +44,13 @@ LEDGERS: dict[str, Callable[[Path, LedgerPlace], RunStorage]] = {
 
 
 def find_storage(place: str | os.PathLike[str]) -> RunStorage:
-    """Return the storage at a place: a folder, which says where the run's ledger is if that is not
+    """Return the storage at a place: a folder, which says where the run is if that is not all
     there, or a URL ``SCHEME://...`` of a store in STORES. Opens no store. Raises StoreError where
     there is no such store."""
     text = os.fspath(place)
     scheme = re.match("([a-z][a-z0-9+.-]+):/+", text)  # a Path of a URL has one slash of the two
     if scheme is None:
-        found = read_ledger_place(Path(text))
+        found = read_stores(Path(text))
         return FileStorage(text) if found is None else _elsewhere(Path(text), found)
     text = f"{scheme[1]}://{text[scheme.end() :]}"
     if scheme[1] not in STORES:
@@ -60,7 +62,9 @@ def find_storage(place: str | os.PathLike[str]) -> RunStorage:
     return STORES[scheme[1]](text)
 
 
-def _elsewhere(folder: Path, place: LedgerPlace) -> RunStorage:
+def _elsewhere(folder: Path, place: StoredElsewhere) -> RunStorage:
+    if place.ledger is None:
+        return FileStorage(folder, objects_of(place))
     scheme, found, _ = place.ledger.partition("://")
     if not found or scheme not in LEDGERS:
         # The address is not shown: it may have a password.
@@ -70,66 +74,82 @@ def _elsewhere(folder: Path, place: LedgerPlace) -> RunStorage:
     return LEDGERS[scheme](folder, place)
 
 
-def storage_for(place: str | os.PathLike[str], ledger: str | None, run: str) -> RunStorage:
+def storage_for(place: str | os.PathLike[str], wanted: StoredElsewhere) -> RunStorage:
     """Return the storage in which a run begins or goes on. Changes nothing.
 
-    ``ledger``: the URL of the database where a run that has not begun keeps its ledger, under the
-    name ``run``, while its bytes are in the folder ``place``. None: all is in the folder. A run
-    that has begun goes on where it is. Raises StoreError where that is another place than
-    ``ledger``, the database has another run of this name, or the URL cannot be used;
-    StoreUnavailableError where the database cannot be asked.
+    ``wanted``: where a run that has not begun keeps its ledger, its blobs or both; the rest is in
+    the folder ``place``. A run that has begun goes on where it is. Raises StoreError where that is
+    another place, there is another run of this name, or a URL cannot be used;
+    StoreUnavailableError where the database or the object store cannot be asked.
     """
-    return _storage_for(place, ledger, run)[0]
+    return _storage_for(place, wanted)[0]
 
 
-def begin_elsewhere(place: str | os.PathLike[str], ledger: str | None, run: str) -> None:
-    """Write down where a run keeps its ledger, if it has not begun. As for ``storage_for``."""
-    new = _storage_for(place, ledger, run)[1]
+def begin_elsewhere(place: str | os.PathLike[str], wanted: StoredElsewhere) -> None:
+    """Write down where a run is, if it has not begun. As for ``storage_for``."""
+    new = _storage_for(place, wanted)[1]
     if new is not None:
-        write_ledger_place(Path(place), new)
+        write_stores(Path(place), new)
 
 
 def _storage_for(
-    place: str | os.PathLike[str], ledger: str | None, run: str
-) -> tuple[RunStorage, LedgerPlace | None]:
+    place: str | os.PathLike[str], wanted: StoredElsewhere
+) -> tuple[RunStorage, StoredElsewhere | None]:
     """Return the storage, and what its folder does not say yet."""
     storage = find_storage(place)
-    if ledger is None:
+    urls = {key: getattr(wanted, key) for key in ("ledger", "blobs") if getattr(wanted, key)}
+    if not urls:
         return storage, None
     folder = Path(place)
-    known, new = read_ledger_place(folder), LedgerPlace(ledger, run)
-    begun = _elsewhere(folder, new)  # before the URL is in any message
-    if known is not None and known.ledger != ledger:
-        raise StoreError(
-            Code.BAD_MESSAGE,
-            f"{folder}: the run's ledger is in {known.ledger} ({folder / FILE}), and the service "
-            f"file says ledger = {ledger!r}. A run stays where it began: put that address into the "
-            f"service file; or, if the database has moved, the new one into {folder / FILE}",
-        )
+    known = read_stores(folder)
+    begun = _elsewhere(folder, wanted)  # before a URL is in any message
+    if known is None and not isinstance(storage, FileStorage):
+        keys = " and ".join(urls)
+        text = f"{storage.where} is a store of its own: leave {keys} out of the service file"
+        raise StoreError(Code.BAD_MESSAGE, text)
+    for key, url in urls.items():
+        _check_place(folder, known, key, url)
     if known is not None:
         return storage, None
-    if not isinstance(storage, FileStorage):
-        text = f"{storage.where} is a store of its own: leave ledger out of the service file"
-        raise StoreError(Code.BAD_MESSAGE, text)
-    if storage.has_ledger():
-        raise StoreError(
-            Code.BAD_MESSAGE,
-            f"{folder}: the run's ledger is in this folder, and the service file says ledger = "
-            f"{ledger!r}. A run stays where it began: leave ledger out of the service file, or "
-            "give the plan another data_dir",
-        )
-    if _is_there(begun):
-        raise StoreError(
-            Code.BAD_MESSAGE,
-            f"{ledger} has a run called {run} already, and {folder} is not its data directory: it "
-            f"has no {FILE}. Put the run's data directory back, or give the plan another name",
-        )
-    return begun, new
+    for key, is_there in (("ledger", _has_ledger), ("blobs", _has_models)):
+        if key in urls and is_there(begun):
+            raise StoreError(
+                Code.BAD_MESSAGE,
+                f"{urls[key]} has a run called {wanted.run} already, and {folder} is not its data "
+                f"directory: it has no {FILE}. Put the run's data directory back, or give the plan "
+                "another name",
+            )
+    return begun, wanted
 
 
-def _is_there(storage: RunStorage) -> bool:
+def _check_place(folder: Path, known: StoredElsewhere | None, key: str, url: str) -> None:
+    """Raise StoreError where a run that has begun has its ``key``, ledger or blobs, elsewhere."""
+    place = None if known is None else getattr(known, key)
+    has_begun = known is not None or FileStorage(folder).has_ledger()
+    if not has_begun or place == url:
+        return
+    if place is None:
+        raise StoreError(
+            Code.BAD_MESSAGE,
+            f"{folder}: the run's {key} is in this folder, and the service file says {key} = "
+            f"{url!r}. A run stays where it began: leave {key} out of the service file, or give "
+            "the plan another data_dir",
+        )
+    raise StoreError(
+        Code.BAD_MESSAGE,
+        f"{folder}: the run's {key} is in {place} ({folder / FILE}), and the service file says "
+        f"{key} = {url!r}. A run stays where it began: put that address into the service file; "
+        f"or, if it has moved, the new one into {folder / FILE}",
+    )
+
+
+def _has_ledger(storage: RunStorage) -> bool:
     try:
         with storage.read_ledger():
             return True
     except StoreError:
         return False
+
+
+def _has_models(storage: RunStorage) -> bool:
+    return bool(storage.models.model_versions())

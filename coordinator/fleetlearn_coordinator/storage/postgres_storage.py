@@ -62,10 +62,11 @@ class PostgresStorage:
 
     has_folder = True
 
-    def __init__(self, folder: Path, url: str, name: str) -> None:
-        """``name``: of the run in the database of this URL. Raises StoreError where the URL has a
-        password, or is none."""
-        self.folder, self.run = folder, find_run(url, name)
+    def __init__(self, folder: Path, url: str, name: str, objects: str | None = None) -> None:
+        """``name``: of the run in the database of this URL. ``objects``: URL below which the blobs
+        are; None: in the folder alone. Raises StoreError where the database's URL has a password,
+        or is none."""
+        self.folder, self.run, self._objects = folder, find_run(url, name), objects
         self.where = str(folder)
         self.requests: Requests = PostgresRequests(self.run, lambda: self._lock)
         self.held_out: HeldOutResults = PostgresHeldOutResults(self.run)
@@ -75,9 +76,9 @@ class PostgresStorage:
 
     @property
     def models(self) -> StoredModels:
-        from fleetlearn_coordinator.storage.file_blobs import FileModels
+        from fleetlearn_coordinator.storage.find_blobs import models_of
 
-        return FileModels(self.folder)
+        return models_of(self.folder, self._objects)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -122,10 +123,11 @@ class PostgresStorage:
         return PostgresLedger(self._held())
 
     def open_blobs(self, *, power: bool, spool_files: int) -> FileBlobs:
-        from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+        from fleetlearn_coordinator.storage.find_blobs import blobs_of
 
-        return FileBlobs(
-            self.folder, power=power, spool_files=spool_files, check=self._held().check
+        check = self._held().check
+        return blobs_of(
+            self.folder, self._objects, power=power, spool_files=spool_files, check=check
         )
 
     def _held(self) -> PostgresLock:

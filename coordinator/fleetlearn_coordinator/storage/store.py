@@ -106,14 +106,14 @@ class Store:
         begun: Callable[[], Callable[[], None]],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """From now on let no batch of a slow ledger keep the caller waiting. Harmless where the
-        ledger is not slow.
+        """From now on let no batch of a slow store keep the caller waiting: neither its rows, nor
+        the bytes of the updates that they accept. Harmless where neither is slow.
 
         ``call``, ``failed``: as for ``BatchWriter``. ``begun``: called when a batch is to be
         written; what it returns is called once the batch is safe. What a batch promises is told
         after that.
         """
-        if self._ledger.is_slow:
+        if self._ledger.is_slow or self.blobs.is_slow:
             self._begun = begun
             self._writer = BatchWriter(self._write_now, call, failed)
 
@@ -126,7 +126,7 @@ class Store:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the ledger is slow, and its rows are written while the run goes on."""
+        """Whether the ledger or the blobs are slow, and rows are written while the run goes on."""
         return self._writer is not None
 
     @property
@@ -185,6 +185,9 @@ class Store:
                 self._bytes_changed = number
 
     def _write_now(self, rows: Sequence[Row]) -> None:
+        accepted = [row for row in rows if isinstance(row, ReportAccepted)]
+        if sizes := {row.spool_file: row.report.size for row in accepted}:
+            self._time("update", partial(self.blobs.settle_spool_files, sizes))
         self._time("rows", partial(self._ledger.write, rows))
 
     def _time(self, what: Written, make: Callable[[], T]) -> T:
@@ -219,7 +222,6 @@ class Store:
         """Make the report and its update durable: once it is safe they survive this process.
         ``early``: the round that it counts for, if that is not open yet. ``also``: rows that count
         with it."""
-        self._time("update", partial(self.blobs.settle_spool_file, accepted.spool_file))
         self._write([accepted, *also])
         self._hold(accepted.report.task, accepted.spool_file, early)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from secrets import token_hex
 
+import obstore.store
 import pytest
 from fleetlearn_coordinator.storage import find_storage
-from fleetlearn_coordinator.storage.ledger_place import LedgerPlace, write_ledger_place
+from fleetlearn_coordinator.storage.stored_elsewhere import StoredElsewhere, write_stores
 from memory_storage import SCHEME, memory_storage
+from obstore.store import MemoryStore
 from postgres_server import PostgresServer
 
 
@@ -24,14 +26,36 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def in_postgres(tmp_path: Path, postgres: PostgresServer) -> Path:
     """A data directory whose ledger is in PostgreSQL."""
     folder = tmp_path / "in-postgres"
-    write_ledger_place(folder, LedgerPlace(postgres.url(), token_hex(8)))
+    write_stores(folder, StoredElsewhere(token_hex(8), postgres.url()))
     return folder
 
 
-@pytest.fixture(params=["files", "memory", pytest.param("postgres", marks=pytest.mark.slow)])
+@pytest.fixture
+def object_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """obstore's stores in memory in the place of those that URLs name."""
+    stores: dict[str, MemoryStore] = {}
+    monkeypatch.setattr(
+        obstore.store, "from_url", lambda url, **options: stores.setdefault(url, MemoryStore())
+    )
+
+
+@pytest.fixture
+def in_objects(tmp_path: Path, object_stores: None) -> Path:
+    """A data directory whose blobs are in an object store."""
+    folder = tmp_path / "in-objects"
+    write_stores(folder, StoredElsewhere(token_hex(8), blobs="s3://bucket/fleet"))
+    return folder
+
+
+PLACES = {"memory": "memory", "objects": "in_objects", "postgres": "in_postgres"}
+
+
+@pytest.fixture(
+    params=["files", "memory", "objects", pytest.param("postgres", marks=pytest.mark.slow)]
+)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A place of each store in turn, in which there is no run yet."""
     if request.param == "files":
         return tmp_path
-    found: Path = request.getfixturevalue("memory" if request.param == "memory" else "in_postgres")
+    found: Path = request.getfixturevalue(PLACES[request.param])
     return found

@@ -16,15 +16,15 @@ from fleetlearn_coordinator.storage.blobs import PARAMETERS
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.find_storage import begin_elsewhere, find_storage
 from fleetlearn_coordinator.storage.ledger import DeviceActivity, Metadata, RoundOpened
-from fleetlearn_coordinator.storage.ledger_place import (
-    LedgerPlace,
-    read_ledger_place,
-    write_ledger_place,
-)
 from fleetlearn_coordinator.storage.postgres_database import PostgresDatabase, find_run
 from fleetlearn_coordinator.storage.postgres_ledger import PostgresLedger
 from fleetlearn_coordinator.storage.postgres_lock import PostgresLock
 from fleetlearn_coordinator.storage.postgres_storage import PostgresStorage
+from fleetlearn_coordinator.storage.stored_elsewhere import (
+    StoredElsewhere,
+    read_stores,
+    write_stores,
+)
 from fleetlearn_protocol import Code
 from postgres_server import PASSWORD, USER, PostgresServer
 
@@ -74,7 +74,7 @@ def test_a_run_goes_on_where_its_folder_says(in_postgres: Path) -> None:
 
 def test_runs_of_one_database_do_not_meet(in_postgres: Path, postgres: PostgresServer) -> None:
     other = in_postgres.with_name("other")
-    write_ledger_place(other, LedgerPlace(postgres.url(), f'{"é" * 40}-"{token_hex(8)}'))
+    write_stores(other, StoredElsewhere(f'{"é" * 40}-"{token_hex(8)}', postgres.url()))
     with begun(in_postgres) as (_, first), begun(other) as (storage, second):
         assert len(storage.run.schema.encode()) <= 63
         first.write([Metadata("a", 1)])
@@ -229,7 +229,7 @@ def test_errors_name_the_server_and_say_what_to_do(
     }
     monkeypatch.setenv("PGPASSWORD", wrong)
     for url, said in cases.items():
-        write_ledger_place(tmp_path, LedgerPlace(url, "r"))
+        write_stores(tmp_path, StoredElsewhere("r", url))
         with pytest.raises(StoreUnavailableError, match=said) as caught:
             find_storage(tmp_path).is_locked()
         assert caught.value.code is Code.BUSY
@@ -237,7 +237,7 @@ def test_errors_name_the_server_and_say_what_to_do(
         assert wrong not in caught.value.text
         assert "\n" not in caught.value.text
     monkeypatch.setenv("PGPASSWORD", PASSWORD)
-    write_ledger_place(tmp_path, LedgerPlace(f"postgresql://{USER}@{host}/fleet", "r"))
+    write_stores(tmp_path, StoredElsewhere("r", f"postgresql://{USER}@{host}/fleet"))
     assert not find_storage(tmp_path).is_locked()
 
 
@@ -278,11 +278,11 @@ def test_a_run_begins_in_the_database_that_the_service_names(
     tmp_path: Path, postgres: PostgresServer
 ) -> None:
     name = tmp_path.name
-    begin_elsewhere(tmp_path / "run", postgres.url(), name)
-    assert read_ledger_place(tmp_path / "run") == LedgerPlace(postgres.url(), name)
-    begin_elsewhere(tmp_path / "before-it-began", postgres.url(), name)
+    begin_elsewhere(tmp_path / "run", StoredElsewhere(name, postgres.url()))
+    assert read_stores(tmp_path / "run") == StoredElsewhere(name, postgres.url())
+    begin_elsewhere(tmp_path / "before-it-began", StoredElsewhere(name, postgres.url()))
     with begun(tmp_path / "run"):
         pass
     with pytest.raises(StoreError, match=f"has a run called {name} already"):
-        begin_elsewhere(tmp_path / "other", postgres.url(), name)
+        begin_elsewhere(tmp_path / "other", StoredElsewhere(name, postgres.url()))
     assert not (tmp_path / "other").exists()

@@ -165,7 +165,7 @@ def test_spool_files_are_taken_and_freed(blobs: Blobs) -> None:
     blobs.write_spool_file(first, 4, b"4567")
     blobs.write_spool_file(second, 0, b"other")
     blobs.write_spool_file(first, 0, b"0123")
-    blobs.settle_spool_file(first)
+    blobs.settle_spool_files({first: 8})
     parts = [bytes(part) for part in blobs.read_spool_file(first, 6, 1, part_bytes=4)]
     assert parts == [b"1234", b"56"]
     with pytest.raises(StoreError) as caught:
@@ -180,6 +180,7 @@ def test_spool_files_are_found_again(storage: RunStorage) -> None:
     with storage.lock(), closing(storage.open_blobs(power=True, spool_files=3)) as before:
         numbers = [before.take_spool_file() for _ in range(2)]
         before.write_spool_file(numbers[1], 0, b"update")
+        before.settle_spool_files({numbers[1]: 6})
     with storage.lock(), closing(storage.open_blobs(power=False, spool_files=3)) as blobs:
         blobs.reserve_spool_file(numbers[1])
         others = [blobs.take_spool_file() for _ in range(2)]

@@ -1,0 +1,281 @@
+"""The blobs of a run in an object store, such as S3. The data directory has a copy of what is in
+use.
+
+Bytes are written to the data directory first, as in file_blobs.py, and to the object store before
+the rows that make them count. So what counts is there, whatever becomes of the machine; uploads
+that are still arriving are on the machine alone. Who takes the run over on another machine fetches
+what it needs. The object ``owner`` says whose copy is the newest: another process's copy, in
+another data directory, is thrown away before it is used.
+
+The objects: ``uploads/slot-NNNN``, accepted updates; ``sums/a`` and ``sums/b``, the aggregator's
+state in turns, and ``sums/begun``; ``models/vNNNNNNNN.safetensors``; ``owner``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Any
+
+from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.frames import Buffer
+from numpy.typing import NDArray
+
+from fleetlearn_coordinator.storage.blobs import PARAMETERS, PART_BYTES, Tensors
+from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
+from fleetlearn_coordinator.storage.file_blobs import (
+    MODELS,
+    SUMS,
+    SUMS_FOLDER,
+    UPLOADS,
+    FileBlobs,
+    FileModels,
+    model_path,
+    spool_path,
+)
+from fleetlearn_coordinator.storage.file_bytes import FileBytes
+from fleetlearn_coordinator.storage.object_store import Objects
+
+OWNER = "owner"
+"""The object, and the file ``objects-owner`` of the data directory: a random name of the process
+that wrote last."""
+BEGUN = f"{SUMS_FOLDER}/begun"
+"""An object that is there as long as the aggregator's saved state may count."""
+AT_A_TIME = 8
+"""Updates that are written to the object store at a time."""
+
+
+def _model_key(version: int) -> str:
+    return f"{MODELS}/{model_path(Path(), version).name}"
+
+
+class ObjectModels(FileModels):
+    """``StoredModels`` of an object store, for a process that only reads. What it reads is copied
+    to a folder: the data directory where that has the newest copy, else one that goes with this
+    object."""
+
+    def __init__(self, folder: Path, objects: Objects) -> None:
+        """Raises StoreUnavailableError."""
+        owner = objects.read(OWNER)
+        if owner is None or _owner_of(folder) != owner:
+            folder = Path(mkdtemp(prefix="fleetlearn-models-"))
+            weakref.finalize(self, rmtree, folder, ignore_errors=True)
+            (folder / MODELS).mkdir()
+        super().__init__(folder)
+        self.objects = objects
+
+    def model_versions(self) -> list[int]:
+        return _versions(self.objects)
+
+    def model_size(self, version: int) -> int | None:
+        return self.objects.size(_model_key(version))
+
+    def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
+        _have_model(self.objects, self.folder, version)
+        return super().load_model(version, sha256)
+
+    def open_tensor(self, version: int, name: str = PARAMETERS) -> FileBytes:
+        _have_model(self.objects, self.folder, version)
+        return super().open_tensor(version, name)
+
+    def where_model(self, version: int) -> str:
+        return self.objects.name(_model_key(version))
+
+
+class ObjectBlobs(FileBlobs):
+    """``Blobs`` in an object store."""
+
+    is_slow = True
+
+    def __init__(
+        self,
+        folder: Path,
+        objects: Objects,
+        *,
+        power: bool = False,
+        spool_files: int = 64,
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
+        """The parameters of ``FileBlobs``, whose folder has the copy. Raises
+        StoreUnavailableError."""
+        self.objects = objects
+        owner = objects.read(OWNER)
+        if owner is not None and _owner_of(folder) != owner:
+            _forget_copy(folder)
+        name = token_hex(16).encode()
+        check()
+        objects.put(OWNER, name)  # before the copy changes: it is nobody's newest from here on
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"objects-{OWNER}").write_bytes(name)
+        super().__init__(folder, power=power, spool_files=spool_files, check=check)
+        self._versions = {*_versions(objects)}
+        self._to_fetch: set[int] = set()
+        """Spool files with updates that an earlier process accepted: their bytes are in the object
+        store."""
+        self._writers = ThreadPoolExecutor(AT_A_TIME, "objects")
+
+    def close(self) -> None:
+        self._writers.shutdown()
+        super().close()
+
+    # --- spool files ---
+
+    def reserve_spool_file(self, number: int) -> None:
+        super().reserve_spool_file(number)
+        self._to_fetch.add(number)
+
+    def free_spool_file(self, number: int) -> None:
+        self._to_fetch.discard(number)
+        super().free_spool_file(number)
+
+    def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
+        self._to_fetch.discard(number)  # it has an upload that goes on here
+        super().write_spool_file(number, offset, content)
+
+    def read_spool_file(
+        self, number: int, size: int, begin: int = 0, part_bytes: int = PART_BYTES
+    ) -> Iterator[memoryview]:
+        if number in self._to_fetch:
+            self._to_fetch.discard(number)
+            self._fetch_spool_file(number)
+        return super().read_spool_file(number, size, begin, part_bytes)
+
+    def _fetch_spool_file(self, number: int) -> None:
+        fetched = spool_path(self.folder, number).with_suffix(".fetched")
+        self.objects.fetch(_spool_key(number), fetched)
+        with fetched.open("rb") as file:
+            place = 0
+            while part := file.read(2**20):
+                self.write_spool_file(number, place, part)
+                place += len(part)
+        fetched.unlink()
+
+    def settle_spool_files(self, sizes: Mapping[int, int]) -> None:
+        super().settle_spool_files(sizes)
+        list(self._writers.map(self._put_spool_file, sizes, sizes.values()))
+
+    def _put_spool_file(self, number: int, size: int) -> None:
+        self._to_fetch.discard(number)  # an upload whose bytes all came to an earlier process
+        content = bytearray()
+        for part in super().read_spool_file(number, size):
+            content += part
+        self._check()
+        self.objects.put(_spool_key(number), bytes(content))
+
+    def where_spool_file(self, number: int) -> str:
+        return f"{self._spool_path(number)} ({self.objects.name(_spool_key(number))})"
+
+    # --- the aggregator's state ---
+
+    def has_aggregator(self) -> bool:
+        return self.objects.size(BEGUN) is not None
+
+    def open_aggregator(self) -> None:
+        super().open_aggregator()
+        if not self.has_aggregator():
+            self._check()
+            self.objects.put(BEGUN, b"remove this object to give up the open round\n")
+
+    def save_aggregator(self, turn: int, tensors: Tensors) -> int:
+        crc32 = super().save_aggregator(turn, tensors)
+        self._check()
+        self.objects.put(_sum_key(turn), self._sum_path(turn))
+        return crc32
+
+    def load_aggregator(self, turn: int, like: Tensors, crc32: int) -> dict[str, NDArray[Any]]:
+        path = self._sum_path(turn)
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists() or not path.stat().st_size:
+            fetched = path.with_suffix(".fetched")
+            self.objects.fetch(_sum_key(turn), fetched)
+            # into the file that may be open already
+            path.write_bytes(fetched.read_bytes())
+            fetched.unlink()
+        return super().load_aggregator(turn, like, crc32)
+
+    def where_aggregator(self) -> str:
+        return self.objects.name(BEGUN)
+
+    # --- models ---
+
+    def model_versions(self) -> list[int]:
+        return sorted(self._versions)
+
+    def model_size(self, version: int) -> int | None:
+        found = super().model_size(version)
+        if found is None and version in self._versions:
+            found = self.objects.size(_model_key(version))
+        return found
+
+    def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
+        _have_model(self.objects, self.folder, version)
+        try:
+            return super().load_model(version, sha256)
+        except StoreError as error:
+            if error.code is not Code.WRONG_HASH:
+                raise
+        model_path(self.folder, version).unlink()  # such as after a loss of power
+        _have_model(self.objects, self.folder, version)
+        return super().load_model(version, sha256)
+
+    def open_tensor(self, version: int, name: str = PARAMETERS) -> FileBytes:
+        _have_model(self.objects, self.folder, version)
+        return super().open_tensor(version, name)
+
+    def save_model(self, version: int, tensors: Tensors) -> None:
+        super().save_model(version, tensors)
+        self._check()
+        self.objects.put(_model_key(version), model_path(self.folder, version))
+        self._versions.add(version)
+
+    def drop_models(self, versions: Iterable[int]) -> None:
+        dropped = [version for version in versions if version in self._versions]
+        super().drop_models(dropped)
+        self.objects.remove(map(_model_key, dropped))
+        self._versions.difference_update(dropped)
+
+
+def _spool_key(number: int) -> str:
+    return f"{UPLOADS}/{spool_path(Path(), number).name}"
+
+
+def _sum_key(turn: int) -> str:
+    return f"{SUMS_FOLDER}/{SUMS[turn]}"
+
+
+def _owner_of(folder: Path) -> bytes | None:
+    """Return the name of the process whose copy a data directory has."""
+    with suppress(FileNotFoundError):
+        return (folder / f"objects-{OWNER}").read_bytes()
+    return None
+
+
+def _forget_copy(folder: Path) -> None:
+    """Remove the bytes that a data directory has: they may be older than the object store's."""
+    for name in (MODELS, UPLOADS, SUMS_FOLDER):
+        with suppress(FileNotFoundError):
+            rmtree(folder / name)
+
+
+def _versions(objects: Objects) -> list[int]:
+    names = map(Path, objects.keys(MODELS))
+    return sorted(int(name.stem[1:]) for name in names if name.suffix == ".safetensors")
+
+
+def _have_model(objects: Objects, folder: Path, version: int) -> None:
+    """Let the folder have a model. What is missing everywhere is missing there, too."""
+    path = model_path(folder, version)
+    if path.exists():
+        return
+    try:
+        objects.fetch(_model_key(version), path)
+    except StoreUnavailableError:
+        raise
+    except StoreError:
+        return

@@ -1,0 +1,233 @@
+"""A run whose blobs are in an object store: its machine may be lost, or another goes on for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import obstore
+import pytest
+from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
+from fleetlearn_coordinator.storage.file_blobs import model_path, spool_path
+from fleetlearn_coordinator.storage.object_blobs import ObjectBlobs, ObjectModels
+from fleetlearn_coordinator.storage.object_store import Objects
+from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.vector import Vector, digest
+
+URL = "s3://bucket/fleet/run"
+SUM = {"high": np.arange(5.0)}
+
+
+@pytest.fixture(autouse=True)
+def _stores(object_stores: None) -> None:
+    pass
+
+
+@contextmanager
+def opened(machine: Path, **settings: Any) -> Iterator[ObjectBlobs]:
+    with closing(ObjectBlobs(machine, Objects(URL), **settings)) as blobs:
+        yield blobs
+
+
+def model(value: float) -> dict[str, Vector]:
+    return {"parameters": np.full(4, value, np.float32)}
+
+
+def sha256(value: float) -> str:
+    return digest(model(value)["parameters"])
+
+
+def read(blobs: ObjectBlobs, number: int, size: int) -> bytes:
+    return b"".join(bytes(part) for part in blobs.read_spool_file(number, size))
+
+
+def test_another_machine_goes_on_with_all_that_counts(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    with opened(first) as blobs:
+        assert blobs.is_slow
+        assert not blobs.has_aggregator()
+        blobs.open_aggregator()
+        crc32 = blobs.save_aggregator(1, SUM)
+        blobs.save_model(3, model(3))
+        number = blobs.take_spool_file()
+        blobs.write_spool_file(number, 0, b"longer than what comes next")
+        blobs.free_spool_file(number)
+        assert blobs.take_spool_file() == number
+        blobs.write_spool_file(number, 0, b"update")
+        blobs.settle_spool_files({number: 6})
+    with opened(second) as blobs:
+        assert blobs.model_versions() == [3]
+        assert blobs.has_aggregator()
+        blobs.open_aggregator()
+        np.testing.assert_array_equal(blobs.load_aggregator(1, SUM, crc32)["high"], SUM["high"])
+        np.testing.assert_array_equal(blobs.load_model(3, sha256(3))["parameters"], [3, 3, 3, 3])
+        blobs.reserve_spool_file(number)
+        assert read(blobs, number, 6) == b"update"
+        with pytest.raises(StoreError, match="ends before its update's 7 bytes"):
+            read(blobs, number, 7)
+
+
+def test_a_machine_that_comes_back_uses_nothing_of_its_old_copy(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    with opened(first) as blobs:
+        blobs.open_aggregator()
+        blobs.save_model(1, model(1))
+        blobs.save_aggregator(0, {"high": np.zeros(5)})
+        number = blobs.take_spool_file()
+        blobs.write_spool_file(number, 0, b"older!")
+        blobs.write_checkpoint(number, b"begun")
+    with opened(second) as blobs:
+        blobs.open_aggregator()
+        crc32 = blobs.save_aggregator(0, SUM)
+        blobs.save_model(1, model(7))
+        blobs.drop_models([1])
+        blobs.save_model(1, model(8))
+        assert blobs.take_spool_file() == number
+        blobs.write_spool_file(number, 0, b"newer.")
+        blobs.settle_spool_files({number: 6})
+    with opened(first) as blobs:
+        assert blobs.checkpoints() == {}
+        assert blobs.load_model(1, sha256(8))["parameters"].tolist() == [8, 8, 8, 8]
+        assert blobs.load_aggregator(0, SUM, crc32)["high"].tolist() == SUM["high"].tolist()
+        blobs.reserve_spool_file(number)
+        assert read(blobs, number, 6) == b"newer."
+
+
+def test_an_upload_that_an_earlier_process_began_goes_on(tmp_path: Path) -> None:
+    """Its bytes are on the machine alone, until it is accepted."""
+    with opened(tmp_path) as blobs:
+        number = blobs.take_spool_file()
+        blobs.write_spool_file(number, 0, b"begun")
+        blobs.write_checkpoint(number, b"checkpoint")
+    for complete in (False, True):
+        with opened(tmp_path) as blobs:
+            blobs.reserve_spool_file(number)
+            if not complete:
+                assert blobs.checkpoints() == {number: b"checkpoint"}
+                blobs.write_spool_file(number, 5, b" and done")
+            blobs.settle_spool_files({number: 14})
+            assert read(blobs, number, 14) == b"begun and done"
+    with opened(tmp_path / "another") as blobs:
+        blobs.reserve_spool_file(number)
+        assert read(blobs, number, 14) == b"begun and done"
+
+
+def test_a_copy_that_was_damaged_is_fetched_again(tmp_path: Path) -> None:
+    with opened(tmp_path) as blobs:
+        blobs.save_model(2, model(2))
+        path = model_path(tmp_path, 2)
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+        assert blobs.load_model(2, sha256(2))["parameters"].tolist() == [2, 2, 2, 2]
+        with pytest.raises(StoreError, match="was changed after it was committed"):
+            blobs.load_model(2, sha256(3))
+
+
+def test_who_lost_the_run_writes_nothing(tmp_path: Path) -> None:
+    lost = False
+
+    def check() -> None:
+        if lost:
+            raise StoreUnavailableError(Code.BUSY, "lost")
+
+    with opened(tmp_path, check=check) as blobs:
+        blobs.open_aggregator()
+        number = blobs.take_spool_file()
+        blobs.write_spool_file(number, 0, b"update")
+        before = sorted(blobs.objects.keys(""))
+        lost = True
+        for write in (
+            lambda: blobs.settle_spool_files({number: 6}),
+            lambda: blobs.save_model(1, model(1)),
+            lambda: blobs.save_aggregator(0, SUM),
+        ):
+            with pytest.raises(StoreUnavailableError, match="lost"):
+                write()
+        assert sorted(blobs.objects.keys("")) == before
+
+
+def test_who_only_reads_uses_the_data_directory_or_a_copy_of_its_own(tmp_path: Path) -> None:
+    with opened(tmp_path / "first") as blobs:
+        blobs.save_model(1, model(1))
+    here = ObjectModels(tmp_path / "first", Objects(URL))
+    assert here.folder == tmp_path / "first"
+    with opened(tmp_path / "second") as blobs:
+        blobs.save_model(1, model(5))
+        blobs.save_model(2, model(2))
+    for machine in ("first", "third"):
+        elsewhere = ObjectModels(tmp_path / machine, Objects(URL))
+        assert elsewhere.model_versions() == [1, 2]
+        assert elsewhere.load_model(1, sha256(5))["parameters"].tolist() == [5, 5, 5, 5]
+        tensor = elsewhere.open_tensor(2)
+        assert np.frombuffer(tensor.read(4, 8), np.float32).tolist() == [2, 2]
+        assert elsewhere.model_size(2) == elsewhere.objects.size(elsewhere_key(2))
+        assert elsewhere.where_model(2) == f"{URL}/{elsewhere_key(2)}"
+        with pytest.raises(StoreError, match="is missing"):
+            elsewhere.load_model(9, sha256(9))
+        copy = elsewhere.folder
+        assert copy != tmp_path / machine
+        del elsewhere, tensor
+        assert not copy.exists()
+
+
+def elsewhere_key(version: int) -> str:
+    return f"models/{model_path(Path(), version).name}"
+
+
+def test_models_that_are_dropped_are_gone_everywhere(tmp_path: Path) -> None:
+    with opened(tmp_path) as blobs:
+        for version in (1, 2):
+            blobs.save_model(version, model(version))
+        model_path(tmp_path, 1).unlink()
+        assert blobs.model_size(1) == blobs.model_size(2)
+        blobs.drop_models([1, 7])
+        assert blobs.model_versions() == [2]
+        assert blobs.objects.keys("models") == [model_path(Path(), 2).name]
+        assert blobs.model_size(1) is None
+
+
+def test_the_open_round_is_given_up_by_removing_an_object(tmp_path: Path) -> None:
+    with opened(tmp_path) as blobs:
+        blobs.open_aggregator()
+        assert blobs.where_aggregator() == f"{URL}/sums/begun"
+        blobs.objects.remove(["sums/begun", "sums/nothing"])
+        assert not blobs.has_aggregator()
+
+
+def test_what_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise obstore.exceptions.GenericError("no route to host\n\nDebug source: ...")
+
+    objects = Objects(f"{URL}/")
+    for name in ("put", "get", "head", "list", "delete"):
+        monkeypatch.setattr(obstore, name, fail)
+    for ask in (
+        lambda: objects.put("a", b""),
+        lambda: objects.read("a"),
+        lambda: objects.fetch("a", tmp_path / "a"),
+        lambda: objects.size("a"),
+        lambda: objects.keys("a"),
+        lambda: objects.remove(["a"]),
+    ):
+        with pytest.raises(StoreUnavailableError, match=r"run/a cannot be \w+ now: no route to h"):
+            ask()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_url_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="oracle://x cannot be used as an object store"):
+        Objects("oracle://x")
+
+
+def test_spool_files_are_written_at_the_same_time(tmp_path: Path) -> None:
+    contents = {number: bytes([number]) * (100 + number) for number in range(20)}
+    with opened(tmp_path) as blobs:
+        for content in contents.values():
+            blobs.write_spool_file(blobs.take_spool_file(), 0, content)
+        blobs.settle_spool_files({number: len(found) for number, found in contents.items()})
+        for number, content in contents.items():
+            key = f"uploads/{spool_path(Path(), number).name}"
+            assert blobs.objects.read(key) == content
