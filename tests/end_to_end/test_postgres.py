@@ -7,12 +7,13 @@ import asyncio
 import json
 import random
 import signal
+import sys
 import time
 from functools import partial
 from secrets import token_hex
 
 import pytest
-from fleetlearn_coordinator import read_status
+from fleetlearn_coordinator import read_model, read_status
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from postgres_runs import (
     GOAL,

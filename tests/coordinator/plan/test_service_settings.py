@@ -48,6 +48,7 @@ def test_the_example_has_every_key_with_its_default() -> None:
         is values.pop("admin")
         is values.pop("runs")
         is values.pop("ledger")
+        is values.pop("blobs")
         is values.pop("metrics")
         is values.pop("alerts")
         is values.pop("traces")
@@ -58,6 +59,7 @@ def test_the_example_has_every_key_with_its_default() -> None:
     assert re.search(r"^# identities = ", text, re.MULTILINE)
     assert re.search(r"^# runs = ", text, re.MULTILINE)
     assert re.search(r"^# ledger = ", text, re.MULTILINE)
+    assert re.search(r"^# blobs = ", text, re.MULTILINE)
     canary = re.search(r"(?s)# \[canary\](.*?)\n\n", text)
     assert canary is not None
     keys_of_canary = re.findall(r"(?m)^# (\w+ = [^#]*)", canary[1])

@@ -201,19 +201,19 @@ def test_updates_are_accepted_while_others_are_added_and_the_commit_waits_for_al
 def test_an_upload_waits_while_all_spool_files_are_in_use(
     make_plan: PlanMaker, large: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One update is held before the sum is saved, and one upload has a place: there are three
-    files."""
+    """One update is held before the sum is saved, one upload has a place, one may wait with some
+    of its bytes, and one may be of a device that is away: there are four files."""
     monkeypatch.setattr(store, "SPOOL_FILES_HELD", 1)
 
     async def test() -> None:
-        plan = make_plan(round__goal=4, stop__rounds=1)
+        plan = make_plan(round__goal=5, stop__rounds=1)
         async with fleet(plan, uploads=1) as (coordinator, join):
-            devices = [await join(name) for name in "abcd"]
+            devices = [await join(name) for name in "abcde"]
             before = coordinator.run.models.newest.model.copy()
             with additions_held_up(monkeypatch) as go_on:
-                for device in devices[:3]:
+                for device in devices[:4]:
                     await device.do_round(update_of(1.0))
-                last = devices[3]
+                last = devices[4]
                 task, other = (
                     await last.task(),
                     coordinator.run.bundle.manifest.files["graphs/eval.onnx"].sha256,
@@ -227,7 +227,7 @@ def test_an_upload_waits_while_all_spool_files_are_in_use(
             await last.send_update(grant, update_of(1.0))
             await last.expect(Accepted)
             await committed(coordinator)
-            assert len(list((plan.data_dir / "uploads").iterdir())) == 3
+            assert len(list((plan.data_dir / "uploads").iterdir())) == 4
             np.testing.assert_array_equal(
                 coordinator.run.models.newest.model, before + np.float32(1.0)
             )
