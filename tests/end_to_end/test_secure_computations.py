@@ -163,7 +163,7 @@ def test_private_sums_under_pairwise_masks(run: Processes) -> None:
         run.device(each, url, Path(data[each]), options=demands)
     for name in ("coordinator", *NAMES):
         assert run.wait(name) == 0, run.log(name)
-    ages = np.concatenate([table["age"] for table in RAW.values()])
+    ages = np.concatenate([RAW[name]["age"] for name in NAMES])
     found = Plan.load(plan).computation(open_bundle(run.folder / "a.bundle").manifest)
     known = found.result(read_model(run.folder / "run")[1])
     assert known["noise"]["rows"] == pytest.approx(2.0)  # 1e-3 of 1,000 rows, and of four groups
