@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import obstore
 import pytest
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.file_blobs import model_path, spool_path
@@ -17,6 +16,7 @@ from fleetlearn_coordinator.storage.object_store import Objects
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.vector import Vector, digest
 
+obstore = pytest.importorskip("obstore")
 URL = "s3://bucket/fleet/run"
 SUM = {"high": np.arange(5.0)}
 
