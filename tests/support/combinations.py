@@ -85,13 +85,14 @@ MODELS = ("plain", "buffers", "personal", "normalisation")
 LEFT_OUT = (
     "moon",
     "feddf",
+    "fedmd",
     *(name for name, recipe in RECIPES.items() if recipe.clusters),
     *(name for name, recipe in RECIPES.items() if recipe.mechanism is not None),
     *KINDS,
 )
 """Recipes of which nobody knows where they end: MOON's term compares features of a deep model,
-FedDF's model ends where the teachers say, clusters are several models, differential privacy adds
-noise, and computations have no model."""
+FedDF's model ends where the teachers say, FedMD's models stay on the devices, clusters are several
+models, differential privacy adds noise, and computations have no model."""
 ALGORITHMS = (*(name for name in RECIPES if name not in LEFT_OUT), "scaffold-gradient")
 KRUMS = ("krum", "multi-krum", "bulyan")
 CORRECTED = ("scaffold", "scaffold-gradient", "feddyn")
