@@ -1,6 +1,6 @@
 """Statistics with differential privacy: epsilon against the error of mean, deviation and median.
 
-    python examples/private_statistics.py
+    python examples/private_statistics.py [RUNS]
 
 A thousand devices have 20 to 60 rows each of one column, ages; each device's own mean differs. For
 each epsilon a hundred runs of one round are made over the same rows, with the coordinator's own
@@ -9,6 +9,7 @@ functions, and the root of the mean squared error is shown, in years, beside wha
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -55,13 +56,13 @@ def ages() -> list[np.ndarray]:
     return found
 
 
-def results(bundle: Bundle, sums: np.ndarray, epsilon: float) -> list[dict[str, Any]]:
-    """Return what a hundred runs find. ``sums``: of all devices, clipped."""
+def results(bundle: Bundle, sums: np.ndarray, epsilon: float, runs: int) -> list[dict[str, Any]]:
+    """Return what so many runs find. ``sums``: of all devices, clipped."""
     text = PLAN.format(devices=DEVICES, epsilon=epsilon, clip=CLIP)
     rules = Plan.parse(text, Path(bundle.path).parent).round_rules(bundle.manifest).privacy
     assert rules is not None
     computation, found = RunComputation("statistics", ASKED), []
-    for run in range(RUNS):
+    for run in range(runs):
         secret = np.random.default_rng([run, int(100 * epsilon)]).bytes(32)
         state = begin(rules, secret, bundle.manifest.size)
         made = release_round(rules, state, in_rows(sums, CLIP), (), ())
@@ -75,7 +76,7 @@ def error(found: list[float], exact: float) -> str:
     return f"{np.sqrt(np.mean((np.array(found) - exact) ** 2)):.3g}"
 
 
-def main() -> None:
+def main(runs: int = RUNS) -> None:
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "ages.bundle")
         bundle = open_bundle(write_computation_bundle(target, "ages", ASKED))
@@ -95,7 +96,7 @@ def main() -> None:
         print("| epsilon | mean | said of the mean | deviation | median | 90 % below |")
         print("|---|---|---|---|---|---|")
         for epsilon in EPSILONS:
-            found = results(bundle, sums, epsilon)
+            found = results(bundle, sums, epsilon, runs)
             said = np.mean([each["noise"]["mean"] for each in found])
             columns = (
                 f"{epsilon:g}",
@@ -109,4 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:2]))

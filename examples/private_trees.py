@@ -1,6 +1,6 @@
 """Boosted trees with differential privacy: epsilon against the AUC, on breast cancer.
 
-    python examples/private_trees.py
+    python examples/private_trees.py [DIVISIONS]
 
 Each of 426 patients is a device with one row; the other 143 are predicted. Ten trees of one split
 each are grown, each from one column that is drawn, so that eleven sums are released. Twenty

@@ -221,3 +221,16 @@ def test_the_example_shows_it(tmp_path: Path, options: tuple[str, ...]) -> None:
     assert len(lines) == 3
     assert all(float(line[-1]) < 1e-6 for line in lines), done.stdout
     assert ("[secure]" in (tmp_path / "statistics.toml").read_text()) == bool(options)
+
+
+@pytest.mark.parametrize("name", ["statistics", "trees"])
+def test_the_private_examples_are_better_with_more_epsilon(name: str) -> None:
+    """The error of the mean falls, and the AUC rises, from the least epsilon to the greatest."""
+    script = ROOT / "examples" / f"private_{name}.py"
+    command = [sys.executable, script, "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("| ")]
+    found = [float(row[1]) for row in rows[1:]]
+    assert len(found) == 6
+    worst, best = found[0], found[-1]
+    assert (worst > 3 * best) if name == "statistics" else (worst + 0.02 < best > 0.94)
