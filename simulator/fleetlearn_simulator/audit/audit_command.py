@@ -122,6 +122,12 @@ def audit_plan(
     privacy = plan.privacy
     if privacy is None:
         raise SimulatorError(f"{plan.file}: this plan has no [privacy]: there is nothing to audit")
+    if plan.algorithm.computes:
+        raise SimulatorError(
+            f'{plan.file}: recipe = "{plan.recipe}" releases sums, and the audit\'s canaries are '
+            "updates of a model. What bounds a device's sums, and what their noise is, tests hold "
+            "against closed forms (docs/privacy.md)"
+        )
     if privacy.mechanism == "local":
         raise SimulatorError(
             f'{plan.file}: with privacy.mechanism = "local" each device adds its own noise, and '

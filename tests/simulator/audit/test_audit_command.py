@@ -7,9 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from fleetlearn_protocol.computations.settings import NumberColumn, Statistics
 from fleetlearn_simulator.__main__ import app
 from fleetlearn_simulator.audit import audit_command, canary_run
 from private_mistakes import ClippedAfterAveraging
+from statistics_bundle import PLAN as STATISTICS
+from statistics_bundle import statistics_bundle
 from typer.testing import CliRunner
 from virtual import write_scenario
 
@@ -126,3 +129,14 @@ def test_a_file_that_is_no_plan_is_one_line(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["audit", str(tmp_path / "plan.toml")])
     assert done.exit_code == 1
     assert "this is not TOML" in done.stderr
+
+
+def test_a_computation_is_not_audited(tmp_path: Path) -> None:
+    asked = Statistics(numbers=(NumberColumn("age", range=(0.0, 9.0)),), rounds=1)
+    statistics_bundle(tmp_path, asked)
+    text = "[stop]\nrounds = 1\n[privacy]\nnoise = 1.0\ndelta = 1e-6\npopulation = 9\nclip = 4\n"
+    plan = tmp_path / "plan.toml"
+    plan.write_text(STATISTICS + text)
+    done = CliRunner().invoke(app, ["audit", str(plan)])
+    assert done.exit_code == 1
+    assert "canaries are updates of a model" in done.stderr
