@@ -1,6 +1,6 @@
 """Rounds of a run in this process, for distillation.py: devices train one after the other, and what
-they report goes through the coordinator's own rounds. For families too, which the simulator has
-not yet."""
+they report goes through the coordinator's own rounds. Which devices train is in the study's hand,
+where a simulated coordinator would choose them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet.checkpoint import restore, state_of
 from fleetlearn_simulator.fleet.fleet import Fleet
-from fleetlearn_simulator.fleet.round_training import LITTLE
+from fleetlearn_simulator.fleet.spoilt_updates import LITTLE
 from fleetlearn_simulator.interrupts import STOP_REQUESTED
 from fleetlearn_simulator.population.members import count_members
 from fleetlearn_simulator.results.model_tests import MemberTest, add_tests, tested_member

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fleetlearn_protocol.computations.settings import KIND_NAMES
 
 from fleetlearn_simulator.results.html_page import PagePart, size
-from fleetlearn_simulator.results.loaded_run import LoadedRun, Round
+
+if TYPE_CHECKING:  # it reads runs of coordinators too: their storage
+    from fleetlearn_simulator.results.loaded_run import LoadedRun, Round
 
 REPORT_BYTES = 228
 """Bytes of one device in a request to a helper: names of usual length, digests, the sealed seed and

@@ -112,6 +112,13 @@ def test_devices_fit_a_family_by_memory_and_tags(base: Path) -> None:
     parse(small + '[tiers.x]\ntags = ["gate"]\n[failures]\nregions = 2', base)
 
 
+@pytest.mark.parametrize("name", ["family_rehearsal", "damaged_rehearsal"])
+def test_the_examples_are_scenarios(name: str) -> None:
+    found = Scenario.load(Path(__file__).parents[3] / "examples" / f"{name}.toml")
+    assert found.name == name.replace("_", "-")
+    assert bool(found.plan.family) == (name == "family_rehearsal")
+
+
 def test_seconds_of_members_need_a_family(base: Path) -> None:
     with pytest.raises(SimulatorError, match=r"a table of members, and the plan has no \[family\]"):
         parse(SMALL + "[compute]\nstep_seconds = {a = 1.0}", base)
