@@ -42,7 +42,11 @@ from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.operations import Operations, log_operations
 from fleetlearn_coordinator.service.several.shared_server import SharedRunServer
 from fleetlearn_coordinator.service.training_run.run import Run
-from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
+from fleetlearn_coordinator.storage.errors import (
+    StoreAwayError,
+    StoreError,
+    StoreUnavailableError,
+)
 from fleetlearn_coordinator.storage.identities import Identities, open_identities
 from fleetlearn_coordinator.storage.ledger import ModelMade
 from fleetlearn_coordinator.storage.requests import RollBack
@@ -54,6 +58,9 @@ logger = logging.getLogger("fleetlearn.coordinator")
 RUNS_TO_COME = 8
 """Runs that may be added to those that are there at the start: file descriptors are set aside for
 them."""
+
+AGAIN = 10.0
+"""Seconds until a run whose store was away is tried again."""
 
 
 def serve_runs(service: ServiceSettings) -> str:
@@ -138,6 +145,8 @@ class HostedRuns:
         self._over: dict[int, int] = {}
         """Number of a run that has ended here -> ``WantedRun.asked`` of that time. It is begun
         again when it is asked for once more."""
+        self._again: dict[int, float] = {}
+        """Number of a run whose store was away -> when it is tried again, by the loop's clock."""
         self.live: LivePage | None = None
         """What shows the runs to administrators."""
         self._closing: dict[int, asyncio.Task[None]] = {}
@@ -244,6 +253,7 @@ class HostedRuns:
                 and run.number not in self._closing
                 and not run.failed
                 and self._over.get(run.number) != run.asked
+                and asyncio.get_running_loop().time() >= self._again.get(run.number, 0.0)
             ):
                 await self._begin(run)
         self._starting = False
@@ -403,9 +413,19 @@ class HostedRuns:
             await self._close(wanted.number, "drained")
 
     def _fail(self, wanted: WantedRun, error: BaseException) -> None:
-        """The run is stopped by an error: say so. The others go on."""
+        """The run is stopped by an error: say so. The others go on. Where its store is away, it is
+        tried again."""
         expected = isinstance(error, FleetError | OSError)
         why = in_words(error, file=True)
+        if isinstance(error, StoreAwayError):
+            self._again[wanted.number] = asyncio.get_running_loop().time() + AGAIN
+            logger.warning(
+                "run %s waits for its store: %s",
+                wanted.name,
+                why,
+                extra=said("run-waits-for-store", run=wanted.name, why=why),
+            )
+            return
         logger.error(
             "run %s is stopped: %s",
             wanted.name,

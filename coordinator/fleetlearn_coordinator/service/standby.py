@@ -17,7 +17,7 @@ from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.systemd import READY, notify_systemd
 
 from fleetlearn_coordinator.service.json_log import said
-from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
+from fleetlearn_coordinator.storage.errors import StoreAwayError, StoreError
 
 logger = logging.getLogger("fleetlearn.coordinator")
 T = TypeVar("T")
@@ -64,4 +64,4 @@ def _may_pass(error: Exception) -> bool:
         return error.code == Code.BUSY
     if isinstance(error, OSError):
         return error.errno == errno.EADDRINUSE
-    return isinstance(error, StoreUnavailableError)
+    return isinstance(error, StoreAwayError)

@@ -20,5 +20,10 @@ class StoreUnavailableError(FleetError):
     others use it."""
 
 
+class StoreAwayError(StoreUnavailableError):
+    """The store is a server that cannot be reached now, or that gave the run to another process:
+    this may pass without anybody's doing here."""
+
+
 class DuplicateRowError(FleetError):
     """A row was to be written whose key another row has. Nothing of its batch was written."""

@@ -21,11 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 from fleetlearn_protocol.errors import Code
 
-from fleetlearn_coordinator.storage.errors import (
-    DuplicateRowError,
-    StoreError,
-    StoreUnavailableError,
-)
+from fleetlearn_coordinator.storage.errors import DuplicateRowError, StoreAwayError, StoreError
 
 if TYPE_CHECKING:
     import psycopg
@@ -133,7 +129,7 @@ class PostgresDatabase:
 
     def __init__(self, run: PostgresRun, *, application: str, answer: float = ANSWER_TIMEOUT):
         """Connect. ``application``: what the server calls this session. ``answer``: seconds to wait
-        for an answer. Raises StoreError (psycopg is not installed), StoreUnavailableError."""
+        for an answer. Raises StoreError (psycopg is not installed), StoreAwayError."""
         self.run = run
         with _named(run):
             self._connection = _connection_class(answer + LATER).connect(
@@ -303,4 +299,4 @@ def _refuse(run: PostgresRun, error: psycopg.Error) -> NoReturn:
     lower = said.lower()
     advice = next((do for part, do in ADVICE.items() if part in lower), "")
     text = f"{run.where}: {said}" + (f"; {advice}" if advice else "")
-    raise StoreUnavailableError(Code.BUSY, text) from None
+    raise StoreAwayError(Code.BUSY, text) from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from fleetlearn_protocol.errors import Code
 
 from fleetlearn_coordinator.storage.database import connect
-from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
+from fleetlearn_coordinator.storage.errors import StoreAwayError, StoreError
 from fleetlearn_coordinator.storage.ledger import Row
 from fleetlearn_coordinator.storage.postgres_database import (
     PostgresDatabase,
@@ -91,7 +91,7 @@ class PostgresLedger(SqlLedger):
             yield
             if owner.fetchone()[0] != self._lock.epoch:
                 why = "another coordinator took it over"
-                raise StoreUnavailableError(Code.BUSY, lost_text(self._lock.run, why))
+                raise StoreAwayError(Code.BUSY, lost_text(self._lock.run, why))
 
 
 def copy_to_sqlite(db: PostgresDatabase, path: Path) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from fleetlearn_protocol.errors import Code, FleetError, in_words
 
-from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
+from fleetlearn_coordinator.storage.errors import StoreAwayError, StoreError
 from fleetlearn_coordinator.storage.postgres_database import PostgresDatabase, PostgresRun
 
 SILENCE = 10.0
@@ -80,13 +80,13 @@ class PostgresLock:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise StoreUnavailableError where another coordinator may have the run by now."""
+        """Raise StoreAwayError where another coordinator may have the run by now."""
         lost = self._lost
         if not lost and time.monotonic() - self._sent > LEASE:
             lost = f"this process gave no sign of life for more than {LEASE:.0f} s"
         if lost:
             self._lost = lost
-            raise StoreUnavailableError(Code.BUSY, lost_text(self.run, lost))
+            raise StoreAwayError(Code.BUSY, lost_text(self.run, lost))
 
     def release(self) -> None:
         """Let another coordinator have the run."""
@@ -120,7 +120,7 @@ class PostgresLock:
         sent = time.monotonic()
         row = self.db.execute("SELECT epoch, evaluation, roll_back FROM owner").fetchone()
         if row[0] != self.epoch:
-            raise StoreUnavailableError(Code.BUSY, "another coordinator took the run over")
+            raise StoreAwayError(Code.BUSY, "another coordinator took the run over")
         self.requests = row[1], row[2]
         self._sent = sent
 

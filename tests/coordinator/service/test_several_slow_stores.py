@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from fleetlearn_coordinator import read_status
+from fleetlearn_coordinator.service import several_runs
 from fleetlearn_coordinator.storage import find_storage
-from fleetlearn_coordinator.storage.errors import StoreUnavailableError
+from fleetlearn_coordinator.storage.errors import StoreAwayError, StoreUnavailableError
 from fleetlearn_coordinator.storage.ledger import ReportAccepted, Row
 from fleetlearn_coordinator.storage.runs import Population
 from fleetlearn_protocol import Code
@@ -179,6 +180,37 @@ async def test_a_store_that_fails_ends_its_run_alone(folder: Path) -> None:
             neighbour = asyncio.create_task(work(b))
             assert host.of(await again.do_round(UPDATE)) == "goes"
             neighbour.cancel()
+
+
+@run_async
+async def test_a_run_whose_store_is_away_is_tried_again(folder: Path) -> None:
+    """A database that is restarted: nobody has to resume the run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(several_runs, "AGAIN", 0.0)
+        async with several(folder) as host:
+            await host.add("away", place=place_of("away"))
+            a = await host.join("a")
+            task = await a.task()
+            write = MemoryLedger._write
+            patch.setattr(MemoryLedger, "_write", refuses_rows)
+            await send_update(a, task)
+            await a.closed()
+            await host.hosted.look()
+            assert not host.row("away").failed
+            patch.setattr(MemoryLedger, "_write", write)
+
+            async def served_again() -> bool:
+                await host.hosted.look()
+                return any(name == "away" for name in host.hosted._names.values())
+
+            while not await served_again():
+                await asyncio.sleep(0.005)
+            again = await host.join("a")
+            assert host.of(await again.do_round(UPDATE)) == "away"
+
+
+def refuses_rows(ledger: MemoryLedger, tables: object, row: Row) -> None:
+    raise StoreAwayError(Code.BUSY, "the database cannot be reached")
 
 
 @run_async

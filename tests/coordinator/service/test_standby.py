@@ -11,15 +11,20 @@ from typing import TypeVar
 import pytest
 from fleetlearn_coordinator.service import standby
 from fleetlearn_coordinator.service.standby import serve_when_free
-from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
+from fleetlearn_coordinator.storage.errors import (
+    StoreAwayError,
+    StoreError,
+    StoreUnavailableError,
+)
 from fleetlearn_protocol import Code
 
 T = TypeVar("T")
 BUSY = StoreError(Code.BUSY, "in use by another coordinator")
-AWAY = StoreUnavailableError(Code.BUSY, "the server is away")
+AWAY = StoreAwayError(Code.BUSY, "the server is away")
 TAKEN = OSError(errno.EADDRINUSE, "address in use")
 OTHERS = (
     StoreError(Code.WRONG_HASH, "damaged"),
+    StoreUnavailableError(Code.BUSY, "the disk is full"),
     OSError(errno.EACCES, "not allowed"),
     ValueError("a mistake"),
 )
