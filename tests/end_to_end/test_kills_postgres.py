@@ -15,7 +15,6 @@ from processes import ROOT
 SUITES = {
     "test_kills.py": "test_the_coordinator_killed_changes_nothing",
     "test_kills_evaluation.py": "",
-    "test_kills_roll_call.py": "",
 }
 """File -> which of its tests; empty: all. The slow ones too."""
 
