@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,22 +68,26 @@ def model() -> nn.Module:
     )
 
 
-def export(folder: Path, data: Table) -> Path:
+def export(folder: Path, data: Table, optimizer: Literal["sgd", "adam"] = "sgd") -> Path:
     """Write digits.bundle, and the folder digits.split with device.bundle and top.bundle. Returns
     that folder."""
     import torch
-    from fleetlearn_export import export_bundle
+    from fleetlearn_export import LocalStep, export_bundle
     from torch.nn import functional
 
     def accuracy(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (outputs.argmax(1) == y).float()
 
     example = data.x[:8], data.y[:8]
-    metrics = {"accuracy": accuracy}
     export_bundle(
-        model(), functional.cross_entropy, example, folder / "digits.bundle", split=LAYER,
-        metrics=metrics,
-    )  # fmt: skip
+        model(),
+        functional.cross_entropy,
+        example,
+        folder / "digits.bundle",
+        split=LAYER,
+        step=LocalStep(optimizer),
+        metrics={"accuracy": accuracy},
+    )
     return folder / "digits.split"
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         process.wait()
 
 
-def trained_by_the_parts(parts: Path, rounds: int) -> np.ndarray[Any, Any]:
+def trained_by_the_parts(parts: Path, rounds: int, lr: float = splitfed.LR) -> np.ndarray[Any, Any]:
     """Train on one device's rows after the other, in one place, by the same graphs. Returns all
     weights: the bottom's, then the top's."""
     bottom = Bottom(open_bundle(parts / "device.bundle"))
@@ -51,8 +52,8 @@ def trained_by_the_parts(parts: Path, rounds: int) -> np.ndarray[Any, Any]:
             steps = len(data.y) // splitfed.BATCH
             for x, y in splitfed.batches(data, place, number * steps, steps):
                 made = bottom.activations([x.numpy()])
-                found = top.step([made, y.numpy()], lr=splitfed.LR)
-                bottom.step([x.numpy()], found.gradients[0], lr=splitfed.LR)
+                found = top.step([made, y.numpy()], lr=lr)
+                bottom.step([x.numpy()], found.gradients[0], lr=lr)
     return np.concatenate([bottom.local, top.local])
 
 
@@ -154,6 +155,26 @@ def test_the_tops_process_dies_and_devices_begin_their_part_again(tmp_path: Path
         expected = whole(torch.from_numpy(test.x)).numpy()
     outputs = splitfed.outputs_of(processes.exported(), x=test.x)
     assert np.abs(outputs - expected).max() <= 2e-6
+
+
+def test_in_turns_the_optimizers_state_goes_from_one_device_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adam's moments, of bottom and top; the coordinator is killed between two turns."""
+    monkeypatch.setattr(splitfed, "export", partial(splitfed.export, optimizer="adam"))
+    processes = prepared(
+        tmp_path, turns=True, **{"rounds = 50": "rounds = 2", "lr = 0.1": "lr = 0.01"}
+    )
+    coordinator = processes.coordinator()
+    devices = [processes.device(name) for name in splitfed.DEVICES]
+    wait_for(lambda: processes.status().get("step", 0) >= 2, "two turns")
+    coordinator.kill()
+    coordinator.wait()
+    running = [processes.coordinator(), *devices]
+    assert [one.wait(PATIENCE) for one in running] == [0, 0, 0, 0], said(tmp_path)
+    top = open_bundle(processes.parts / "top.bundle")
+    kept = newest_model(tmp_path / "run" / "data", top.sha256)
+    assert np.array_equal(kept.local, trained_by_the_parts(processes.parts, 2, lr=0.01))
 
 
 def test_a_rate_that_diverges_ends_the_run_and_says_so(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""What a party and a coordinator of a vertical run read of each other, and of checkpoints."""
+"""What a party and a coordinator of a vertical or a split run read of each other, of checkpoints,
+and of the parts of a model."""
 
 from __future__ import annotations
 
@@ -8,12 +9,14 @@ import numpy as np
 from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.manifest import Input
 from fleetlearn_protocol.vertical.alignment import check_sorted, read_hashes
-from fleetlearn_protocol.vertical.arrays import decode_arrays
+from fleetlearn_protocol.vertical.arrays import decode_arrays, read_bottom
+from fleetlearn_protocol.vertical.joined_model import PartModel, joined_model, origin_of
 from fleetlearn_protocol.vertical.kept_part import key_of, read_part
 from fleetlearn_protocol.vertical.messages import (
     ContentReader,
     PartyActivations,
     PartyRows,
+    SplitBottom,
     decode_from_party,
     decode_to_party,
     encode_from_party,
@@ -30,6 +33,10 @@ def vertical(data: bytes) -> None:
     a binary one) before each. And the same bytes as a checkpoint."""
     key = key_of(data)
     assert key is None or read_part(data, key) is not None
+    with suppress(ValueError):
+        origin_of(data)
+    with suppress(ValueError):
+        joined_model([PartModel("bank", data)], {"bank": "activations_bank"}, data)
     reader: ContentReader | None = None
     place = 0
     while place + 2 <= len(data):
@@ -60,6 +67,8 @@ def _take(reader: ContentReader) -> None:
     message = reader.message
     if isinstance(message, PartyRows) and len(content) % 32 == 0 and content:
         check_sorted(read_hashes(content))
+    if isinstance(message, SplitBottom):
+        assert np.isfinite(read_bottom(content, 4)).all()
     if isinstance(message, PartyActivations):
         h, y = decode_arrays(message.arrays, content, EXPECTED, ROWS, "float32")
         assert np.isfinite(h).all()
