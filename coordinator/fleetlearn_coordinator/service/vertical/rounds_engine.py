@@ -306,7 +306,8 @@ class RoundsEngine:
         self.ended.add(device)
         if device in self.seats:
             self.seats[device].attempt = 0
-        if self.turns or (not self.due and len(self.ended) >= self.least):
+        # Devices are given up where enough parts are there: who is left is enough for a round.
+        if self.turns or not self.due:
             closed = self._close()
             waits = self.phase != "finished" and device not in self.due
             return [*closed, *self._pause(device)] if waits else closed
