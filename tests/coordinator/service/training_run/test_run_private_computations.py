@@ -19,6 +19,8 @@ from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.privacy.accounting import gaussian_epsilon
 from fleetlearn_coordinator.service.training_run.private_budget import count_releases
 from fleetlearn_coordinator.service.training_run.roll_back import ask_to_roll_back
+from fleetlearn_protocol.computations.boosting_settings import BoostColumn, BoostedTrees
+from fleetlearn_protocol.computations.bundle import write_computation_bundle
 from fleetlearn_protocol.computations.private_sums import LENGTH
 from fleetlearn_protocol.computations.settings import CategoryColumn, NumberColumn, Statistics
 from fleetlearn_protocol.errors import Code, ProtocolError
@@ -193,3 +195,33 @@ def test_frequent_values_are_found_under_noise(make_plan: Callable[..., Plan]) -
     for row in found["values"]:
         assert abs(row["rows"] - exact[row["value"]]) < 5 * noise
     running.store.close()
+
+
+def test_private_trees_make_a_release_of_each_level(tmp_path: Path) -> None:
+    """One of rows by class, and one of each level of each tree; with little noise they predict."""
+    told = BoostedTrees(
+        columns=(BoostColumn("a", range=(0.0, 1.0)),), loss="logistic", rounds=3, depth=1, bins=8
+    )
+    file = write_computation_bundle(tmp_path / "trees.bundle", "trees", told)
+    x = {device: np.random.default_rng(i).random((ROWS, 1)) for i, device in enumerate(DEVICES)}
+    tables = {
+        device: {"x": rows.astype(np.float32), "y": (rows[:, 0] > 0.5).astype(np.int64)}
+        for device, rows in x.items()
+    }
+    text = (
+        f'recipe = "boosted-trees"\nname = "trees"\nbundle = "{file}"\n[round]\n'
+        f"goal = {len(DEVICES)}\nminimum = 2\nover_selection = 1.0\n[stop]\nrounds = 4\n"
+        f"[privacy]\nnoise = 0.1\ndelta = 1e-6\npopulation = 20\nclip = {CLIP}\n"
+    )
+    plan = Plan.parse(text, tmp_path)
+    running = ComputingFleet(plan, tables)
+    running.check_in(*DEVICES)
+    for _ in range(4):
+        running.answers(*DEVICES)
+    assert running.run.finished == "the computation is done: 3 boosting rounds, with noise"
+    found = result_of(plan, running)
+    running.store.close()
+    assert (found["splits"], found["loss"]) == (3, None)
+    assert abs(found["rows"] - ROWS * len(DEVICES)) < 6 * 0.1 * CLIP * sqrt(2)
+    releases = [row.summary["privacy"]["release"] for row in read_status(plan.data_dir).rounds]
+    assert sorted(releases) == [1, 2, 3, 4]
