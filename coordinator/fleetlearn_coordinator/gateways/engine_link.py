@@ -263,7 +263,8 @@ class EngineLink:
             case wire.PublishContents(newest, older):
                 self._publish(newest, older)
             case wire.PublishOlder(sha256):
-                self.contents.serve_older(sha256, Older(*self._stored(sha256)))
+                if (file := self._stored(sha256)) is not None:
+                    self.contents.serve_older(sha256, Older(file, file.size))
             case wire.LendFiles(files):
                 self.spool.lend(files)
             case wire.TasksOver():
@@ -344,17 +345,22 @@ class EngineLink:
         found: dict[str, Buffer] = {}
         stored: dict[str, Older] = {}
         for sha256 in newest:
-            file, size = self._stored(sha256)
-            found[sha256] = file.map() if size else b""
+            if (file := self._stored(sha256)) is not None:
+                found[sha256] = file.map() if file.size else b""
         for sha256 in older:
-            stored[sha256] = Older(*self._stored(sha256))
+            if (file := self._stored(sha256)) is not None:
+                stored[sha256] = Older(file, file.size)
         for gone in self.contents.publish(found, stored):
             for driver in list(self._host.devices.values()):
                 driver.conversation.withdrawn(gone)
 
-    def _stored(self, sha256: str) -> tuple[MappedFile, int]:
-        file = MappedFile(self._folder / sha256)
-        return file, file.size
+    def _stored(self, sha256: str) -> MappedFile | None:
+        """Return the content. None: this gateway is late, and others were published since: that is
+        the next it hears."""
+        try:
+            return MappedFile(self._folder / sha256)
+        except FileNotFoundError:
+            return None
 
 
 class MappedFile(FileBytes):

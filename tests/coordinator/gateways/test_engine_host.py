@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model
 from fleetlearn_coordinator.conversation.pending import Pending
-from fleetlearn_coordinator.gateways.wire import AskSave
+from fleetlearn_coordinator.gateways.wire import (
+    AskSave,
+    PublishContents,
+    PublishOlder,
+    encode_batch,
+)
 from fleetlearn_coordinator.service.monitoring.catalogue import SPECS
 from fleetlearn_coordinator.service.monitoring.gauges import host_gauges
 from fleetlearn_coordinator.storage.file_storage import FileStorage
@@ -353,3 +358,17 @@ async def test_a_full_disk_of_a_gateway_ends_the_run(
         await a.send_update(grant, update_of(1.0))
         with pytest.raises(FleetError, match=r"gateway 0: .*no space left on device"):
             await behind.server.done
+
+
+@run_async
+async def test_a_late_gateway_serves_what_is_published_next(make_plan: PlanMaker) -> None:
+    """The files that it hears of first are gone by then: that is no error."""
+    async with gateway_fleet(make_plan(round__goal=1)) as behind:
+        link = behind.gateways[0].link
+        newest = behind.server.host._published.newest
+        link.received(encode_batch([PublishContents(("e" * 64,), ("f" * 64,))]))
+        link.received(encode_batch([PublishOlder("d" * 64), PublishContents(newest, ())]))
+        a = await behind.join("a", 0)
+        task = await a.task()
+        assert len(await a.fetch(task.vectors[0].sha256)) == task.vectors[0].size
+        assert not behind.server.done.done()
