@@ -148,7 +148,7 @@ def test_walk(tmp_path: Path) -> None:
     assert found == figures(tmp_path, "walk.py")
     assert 40 < found["synchronous"]["files"] <= found["synchronous"]["functions"]
     steps = run(tmp_path, "walk.py", "--calls").stdout
-    for file in ("conversation/uploads.py", "storage/sqlite_ledger.py", "aggregation/commit.py"):
+    for file in ("conversation/uploads.py", "storage/sql_ledger.py", "aggregation/commit.py"):
         assert file in steps
 
 
