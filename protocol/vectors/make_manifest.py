@@ -147,7 +147,7 @@ def manifest() -> dict[str, Any]:
 
     changes: list[tuple[str, dict[str, Any], str]] = [
         ("another format", {"format": "other.bundle"}, "bad-message"),
-        ("a newer version", {"version": 6}, "bad-version"),
+        ("a newer version", {"version": 7}, "bad-version"),
         ("an older version", {"version": 0}, "bad-version"),
         ("an enormous version", {"version": 2**70}, "bad-version"),
         ("no parameters", {"parameters": []}, "bad-message"),
