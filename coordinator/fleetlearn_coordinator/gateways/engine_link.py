@@ -243,7 +243,10 @@ class EngineLink:
             case wire.Admission(number, welcome, download, upload):
                 self._admitted(number, lambda port: Admitted(port, welcome, download, upload))
             case wire.Dismissal(number, come_back):
-                self._answer(number, lambda port: come_back)
+                port = self._answer(number, lambda port: come_back)
+                port = port or self._given_up.pop(number, None)
+                if port is not None:
+                    self._ports.pop(port.connection, None)
             case wire.Announcement():
                 self._announced(message)
             case wire.Answered(number, value):

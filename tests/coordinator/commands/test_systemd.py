@@ -90,6 +90,22 @@ def test_what_the_service_could_not_write_is_refused_or_made_writable(
     assert f'serve "{plan}"\n' in done.stdout
 
 
+def test_gateways_are_the_main_process_s_affair(tmp_path: Path) -> None:
+    """SIGTERM goes to it alone, and the engine process says how the service is."""
+    bundle = write_line_bundle(tmp_path / "line.bundle")
+    plan = tmp_path / "plan.toml"
+    plan.write_text(plan_text(bundle, tmp_path / "run"))
+    own = service_file(plan)
+    texts = {}
+    for gateways in (0, 2):
+        own.write_text(f"gateways = {gateways}\n")
+        made = systemd_unit.make_unit(plan, name="fleetlearn", service=own, user="daemon")
+        texts[gateways] = made.text.splitlines()
+    assert "NotifyAccess=main" in texts[0]
+    assert not [line for line in texts[0] if line.startswith("KillMode")]
+    assert {*texts[2]} - {*texts[0]} == {"NotifyAccess=all", "KillMode=mixed"}
+
+
 @pytest.mark.parametrize(
     ("text", "capabilities", "private_users"),
     [("port = 443\n", "CAP_NET_BIND_SERVICE", "no"), ("port = 8765\n", "", "yes")],

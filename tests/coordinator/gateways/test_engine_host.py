@@ -27,6 +27,7 @@ from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.frames import pack_chunks
 from fleetlearn_protocol.messages import (
     Accepted,
+    CheckIn,
     ComeBack,
     Failed,
     Grant,
@@ -70,6 +71,11 @@ async def test_a_round_over_two_gateways(make_plan: PlanMaker) -> None:
             assert isinstance(await b.upload(await b.task(), update_of(3 * value)), Accepted)
         assert (await a.expect(ComeBack)).reason == "finished"
         assert await behind.server.done == "2 rounds done"
+        c = await behind.join("c", 0, check_in=False)
+        await c.send(CheckIn(1, "c", 10))
+        assert (await c.expect(ComeBack)).reason == "finished"
+        devices = {port.device for port in behind.gateways[0].link._ports.values()}
+        assert devices == {"a"}, "nothing is kept of who was sent away"
     version, model = read_model(plan.data_dir)
     assert version == 2
     np.testing.assert_allclose(model, np.linspace(-1, 1, len(model), dtype=np.float32) + 6, 1e-6)
