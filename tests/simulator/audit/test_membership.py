@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from fleetlearn_coordinator.aggregation import family_round
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_protocol import open_bundle
 from fleetlearn_simulator.audit.audit_command import audit_plan
@@ -22,7 +23,7 @@ from fleetlearn_simulator.audit.membership import (
     run_membership,
 )
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.fleet import coordinator, sent_updates
+from fleetlearn_simulator.fleet import sent_updates
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.trained_devices import TrainedDevice, from_rows
 from private_mistakes import ClippedAfterAveraging, DividedByWhoCame
@@ -88,7 +89,7 @@ def test_an_attack_on_trained_models_proves_more_than_is_accounted_only_for_mist
 ) -> None:
     given = scenario(tmp_path, softmax)
     with ExitStack() as planted:
-        planted.enter_context(patch.object(coordinator, "OpenRound", kind))
+        planted.enter_context(patch.object(family_round, "OpenRound", kind))
         if kind is ClippedAfterAveraging:  # devices clip too: their own mistake is planted with it
             own = patch.object(sent_updates, "clip_rows", lambda rows, clip: np.zeros(len(rows)))
             planted.enter_context(own)

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from fleetlearn_coordinator.aggregation import family_round
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_simulator.audit.audit_command import audit_plan
 from fleetlearn_simulator.audit.canary_devices import CanaryDevices
@@ -15,7 +16,6 @@ from fleetlearn_simulator.audit.canary_run import CanaryAttack
 from fleetlearn_simulator.audit.membership import MembershipAttack
 from fleetlearn_simulator.audit.trained_canaries import run_trained_canaries, send_steps
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.fleet import coordinator
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.trained_devices import TrainedDevice, from_rows
 from private_mistakes import DividedByWhoCame
@@ -61,7 +61,7 @@ def test_canaries_in_training_prove_more_than_is_accounted_only_for_a_mistake(
     tmp_path: Path, softmax: Path, kind: type[OpenRound], more: dict[str, Any]
 ) -> None:
     given = scenario(tmp_path, softmax, **more)
-    with patch.object(coordinator, "OpenRound", kind):
+    with patch.object(family_round, "OpenRound", kind):
         attack = CanaryAttack(canaries=120, seed=2)
         report = audit_plan(given.plan, given, attack, MembershipAttack(0), train=True)
     (found,) = report.findings
