@@ -57,7 +57,14 @@ class PostgresServer:
         how = ("--no-sync", "--encoding=UTF8", "--no-locale", "--auth=trust")
         self._run("initdb", "-D", self._data, "-U", USER, f"--pwfile={password}", *how)
         (self._data / "pg_hba.conf").write_text(ACCESS)
-        self.start()
+        for attempt in range(3):
+            try:
+                self.start()
+                break
+            except AssertionError:  # another program took the port meanwhile
+                if attempt == 2:
+                    raise
+                self.port = free_port()
         self.make_database("fleet")
 
     def _run(self, program: str, *args: object) -> None:

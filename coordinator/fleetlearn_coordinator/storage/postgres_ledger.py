@@ -85,13 +85,17 @@ class PostgresLedger(SqlLedger):
     def _owned(self) -> Iterator[None]:
         """Write all that the block writes, or nothing of it where this process has lost the run."""
         self._lock.check()
-        with self._db.transaction():
-            # Whoever takes the run over changes this row, and waits until this batch is over.
-            owner = self._db.execute("SELECT epoch FROM owner FOR SHARE")
-            yield
-            if owner.fetchone()[0] != self._lock.epoch:
-                why = "another coordinator took it over"
-                raise StoreAwayError(Code.BUSY, lost_text(self._lock.run, why))
+        try:
+            with self._db.transaction():
+                # Whoever takes the run over changes this row, and waits until this batch is over.
+                owner = self._db.execute("SELECT epoch FROM owner FOR SHARE")
+                yield
+                if owner.fetchone()[0] != self._lock.epoch:
+                    why = "another coordinator took it over"
+                    raise StoreAwayError(Code.BUSY, lost_text(self._lock.run, why))
+        except StoreAwayError:
+            self._lock.check()  # who took the run over has ended this session: say that
+            raise
 
 
 def copy_to_sqlite(db: PostgresDatabase, path: Path) -> None:
