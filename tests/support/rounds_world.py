@@ -45,7 +45,8 @@ def run_terms(*, turns: bool) -> SplitTerms:
 
 def rounds_engine(**more: Any) -> RoundsEngine:
     given = {"turns": False, "rounds": 4, "round_steps": 3, "bottom_size": 2, **more}
-    return RoundsEngine(run_terms(turns=given["turns"]), CUT, NAMES, **given)
+    names = given.pop("names", NAMES)
+    return RoundsEngine(run_terms(turns=given["turns"]), CUT, names, **given)
 
 
 class WorldDevice:

@@ -39,7 +39,10 @@ MOST_CONTENT = MOST_ROWS * HASH_BYTES
 MOST_LOSS = 1e30
 """Largest loss that a message can say. That of a step which diverged is larger, or no number."""
 
-Step = Annotated[int, Meta(ge=0, le=2**31)]
+MOST_STEPS = 2**31
+"""Most steps of a party or a device in a run."""
+
+Step = Annotated[int, Meta(ge=0, le=MOST_STEPS)]
 Attempt = Annotated[int, Meta(ge=1, le=2**31)]
 Rows = Annotated[int, Meta(ge=0, le=MOST_ROWS)]
 Size = Annotated[int, Meta(ge=0, le=MOST_CONTENT)]

@@ -16,7 +16,7 @@ from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fleetlearn_protocol.encodings import find_encoding
-from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.errors import Code, ProtocolError, clip
 from fleetlearn_protocol.manifest import Cut, Input
 from fleetlearn_protocol.vector import checksum
 from fleetlearn_protocol.vertical.alignment import (
@@ -270,7 +270,7 @@ class VerticalEngine:
         for party in self.seats:
             self.seats[party] = _Seat()
         if self.missing:
-            pause = VerticalPause(f"for {', '.join(self.missing)}")
+            pause = VerticalPause(clip(f"for {', '.join(self.missing)}"))
             return [TellParty(party, pause) for party in self.seats]
         return [TellParty(party, self._terms_of(party)) for party in self.parties]
 
@@ -403,9 +403,9 @@ class VerticalEngine:
 
     def _fail(self, text: str) -> list[RunCommand]:
         self.phase, self.why = "failed", text
-        told = [TellParty(party, VerticalRefusal(text)) for party in self.seats]
+        told = [TellParty(party, VerticalRefusal(clip(text))) for party in self.seats]
         return [*told, StopRun(text)]
 
 
 def _refused(party: str, text: str) -> list[RunCommand]:
-    return [TellParty(party, VerticalRefusal(text))]
+    return [TellParty(party, VerticalRefusal(clip(text)))]

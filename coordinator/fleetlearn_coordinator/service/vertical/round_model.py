@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.vector import Vector
+from fleetlearn_protocol.vector import Vector, check_finite
 from fleetlearn_protocol.vertical.kept_part import KeptPart
 
 from fleetlearn_coordinator.aggregation import exact_mean
@@ -61,6 +61,8 @@ class RoundSum:
         if not self._carries:
             exact_mean.add(self._sum, parts, rows, largest)
         elif self._only is None:
+            # The next devices begin with it: of an infinite slot nothing would learn any more.
+            check_finite(np.concatenate([model.bottom_state, model.top_state]))
             self._only = model
         else:
             raise ValueError("a turn has one device")

@@ -24,11 +24,12 @@ from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 from fleetlearn_protocol.encodings import find_encoding
-from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.errors import Code, ProtocolError, clip
 from fleetlearn_protocol.manifest import Cut
 from fleetlearn_protocol.vector import Vector
 from fleetlearn_protocol.vertical.arrays import decode_arrays, encode_arrays, read_bottom
 from fleetlearn_protocol.vertical.messages import (
+    MOST_STEPS,
     FromParty,
     PartyActivations,
     PartyGradients,
@@ -51,6 +52,8 @@ TOP = 0
 """The part number of a device's copy of the top, from which its random numbers come."""
 DEVICE_SEED = 128
 """The part number from which a device's own seed comes; its place is added."""
+MOST_BEGINS = 3
+"""Of a device's part in a round: from the next one on, its steps do not hold up the others."""
 
 
 class BeginDevice(NamedTuple):
@@ -186,6 +189,8 @@ class RoundsEngine:
     back."""
     stopped: set[str] = field(default_factory=set)
     """Devices that cannot go on. A run whose devices all cannot ends."""
+    begins: dict[str, int] = field(default_factory=dict)
+    """How often each device has begun its part in the open round."""
 
     @property
     def parties(self) -> Sequence[str]:
@@ -233,7 +238,7 @@ class RoundsEngine:
         if self.phase == "finished":
             return [TellParty(device, VerticalFinished())]
         if self.phase == "failed":
-            return [TellParty(device, VerticalRefusal(self.why))]
+            return [TellParty(device, VerticalRefusal(clip(self.why)))]
         self.seats[device] = _DeviceSeat()
         self.given_up.discard(device)
         self.stopped.discard(device)
@@ -262,6 +267,7 @@ class RoundsEngine:
             return []
         match message:
             case PartyState(rows):
+                self._check_state(seat, rows)
                 seat.rows = rows
                 return self._begin_or_wait(device)
             case PartyActivations():
@@ -295,7 +301,7 @@ class RoundsEngine:
         self.seats.pop(device, None)
         self.stopped.add(device)
         self.why = f"{device} cannot go on: {text}"
-        refused: list[RoundsCommand] = [TellParty(device, VerticalRefusal(self.why))]
+        refused: list[RoundsCommand] = [TellParty(device, VerticalRefusal(clip(self.why)))]
         return [*refused, *self._fail(self.why)] if self._is_hopeless() else refused
 
     def _is_hopeless(self) -> bool:
@@ -336,8 +342,17 @@ class RoundsEngine:
         )
         if not enough:
             return None
-        there = [(device, seat.attempt, seat.step) for device, seat in sorted(self.seats.items())]
+        there = [(device, *self._progress_of(device)) for device in self.due]
         return (self.step, len(self.ended), *there)
+
+    def _progress_of(self, device: str) -> tuple[int, int]:
+        """Return what changes while a device gets on with its part: how often it has begun, and its
+        step. A device that begins again and again does not change it: it would hold up the others
+        for ever."""
+        begins = self.begins.get(device, 0)
+        if begins > MOST_BEGINS or device not in self.seats:
+            return min(begins, MOST_BEGINS), 0
+        return begins, self.seats[device].step
 
     def waited(self) -> list[RoundsCommand]:
         """``waits_for`` has been the same for as long as devices may be gone, or silent."""
@@ -358,6 +373,23 @@ class RoundsEngine:
     def _part_of(self, device: str) -> int:
         return self.devices.index(device) + 1
 
+    def _check_state(self, seat: _DeviceSeat, rows: int) -> None:
+        """Raise ProtocolError where a device may not say this of its rows."""
+        if seat.rows:
+            raise ProtocolError(Code.BAD_MESSAGE, "state was said twice on one connection")
+        steps = self._steps_of(rows)
+        if steps * self.rounds > MOST_STEPS:
+            raise ProtocolError(
+                Code.OUT_OF_RANGE,
+                f"{rows} rows in batches of {self.terms.batch_size} are {steps} steps in each of "
+                f"{self.rounds} rounds; all rounds can have {MOST_STEPS}. Set round_steps, or "
+                "larger batches, in the plan",
+            )
+
+    def _steps_of(self, rows: int) -> int:
+        """Return how many steps a device with this many rows does in a round."""
+        return self.round_steps or steps_of_epoch(rows, self.terms.batch_size)
+
     def _begin_or_wait(self, device: str) -> list[RoundsCommand]:
         """Begin a device's part in the open round, or tell it what it waits for."""
         seat = self.seats[device]
@@ -365,9 +397,10 @@ class RoundsEngine:
             return []
         if device not in self.due:
             return self._pause(device)
-        steps = self.round_steps or steps_of_epoch(seat.rows, self.terms.batch_size)
+        steps = self._steps_of(seat.rows)
         own_round = self.step // len(self.devices) if self.turns else self.step
         self.attempt += 1
+        self.begins[device] = self.begins.get(device, 0) + 1
         first = own_round * steps
         rows = seat.rows
         self.seats[device] = _DeviceSeat(rows, self.attempt, first, first + steps, first)
@@ -379,7 +412,7 @@ class RoundsEngine:
             return []
         turn = f"it is the turn of {self.due[0]}" if self.turns else ""
         text = turn or f"for {', '.join(self.due) or 'more devices'}, to end the round"
-        return [TellParty(device, VerticalPause(text))]
+        return [TellParty(device, VerticalPause(clip(text)))]
 
     def _take_activations(
         self, device: str, seat: _DeviceSeat, message: PartyActivations, content: bytes
@@ -423,7 +456,7 @@ class RoundsEngine:
 
     def _go_on(self) -> list[RoundsCommand]:
         """Begin the next round with whoever is there, or finish."""
-        self.ended = set()
+        self.ended, self.begins = set(), {}
         commands: list[RoundsCommand] = []
         while self.turns and self.step < self.steps and self._is_skipped(self.due[0]):
             device = self.due[0]
@@ -448,5 +481,5 @@ class RoundsEngine:
 
     def _fail(self, text: str) -> list[RoundsCommand]:
         self.phase, self.why = "failed", text
-        told = [TellParty(device, VerticalRefusal(text)) for device in self.seats]
+        told = [TellParty(device, VerticalRefusal(clip(text))) for device in self.seats]
         return [*told, StopRun(text)]

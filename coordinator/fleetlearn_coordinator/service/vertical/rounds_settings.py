@@ -12,6 +12,7 @@ from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.manifest import Cut, SplitPart
 from fleetlearn_protocol.messages import Name, Number
 from fleetlearn_protocol.vector import digest
+from fleetlearn_protocol.vertical.messages import MOST_STEPS
 from msgspec import Meta
 
 from fleetlearn_coordinator.plan.service_settings import LogFormat, Tls
@@ -94,6 +95,11 @@ class SplitPlan(Section, frozen=True, kw_only=True):
             raise misfit(
                 f"{path}: least_devices = {plan.least_devices}, and there are "
                 f"{len(plan.devices)} devices"
+            )
+        if plan.rounds * (plan.round_steps or 1) > MOST_STEPS:
+            raise misfit(
+                f"{path}: {plan.rounds} rounds of round_steps = {plan.round_steps}; a device can "
+                f"do {MOST_STEPS} steps in a run"
             )
         return plan
 

@@ -47,10 +47,15 @@ SEND_TIMEOUT = 30.0
 """Seconds that a party may take nothing; then its connection is ended."""
 JOIN_TIMEOUT = 15.0
 """Seconds until the first message of a connection."""
-MOST_CONNECTIONS = 64
-"""Open at a time. A run has at most 32 parties, each with one that counts."""
+MOST_CONNECTIONS = 4
+"""Of one party, open at a time; the newest counts."""
+MOST_UNSENT = 8
+"""Messages to a party that are not sent yet. A party answers what it reads, so that of one that
+reads there are two or three."""
 QUEUED = 64
 """Messages that wait to be handled; then no more is read."""
+QUEUED_OF_PARTY = 2
+"""Of these: of one connection. Each may have many megabytes."""
 ALIVE_EVERY = 1.0
 """Seconds between what `status` shows, and signs of life to systemd."""
 LAST_WORDS = 5.0
@@ -156,6 +161,8 @@ class _Said:
     socket: ServerConnection
     message: FromParty
     content: bytes
+    room: asyncio.Semaphore
+    """To be released when the message was handled."""
 
 
 @dataclass(frozen=True)
@@ -171,9 +178,9 @@ class PartyServer:
         self._place, self._work, self.engine = place, work, work.engine
         self._events: asyncio.Queue[_Joined | _Said | _Left] = asyncio.Queue(QUEUED)
         self._sockets: dict[str, ServerConnection] = {}
-        self._sending: dict[str, asyncio.Task[None]] = {}
-        """The message that is on its way to each party: one party's slow connection does not hold
-        up the others'."""
+        self._sending: dict[str, list[asyncio.Task[None]]] = {}
+        """The messages that are on their way to each party, one after the other: one party's slow
+        connection does not hold up the others'."""
         self._told_of_end: set[str] = set()
         """Parties that were told that the training is over."""
         self._told: Hashable = None
@@ -221,12 +228,15 @@ class PartyServer:
                 await work
         finally:
             work.cancel()
-            with suppress(asyncio.CancelledError, FleetError):
+            with suppress(asyncio.CancelledError, FleetError, OSError):
                 await work
             self._work.tell_status(self.traffic, serving=False)
             server.close()
+            # A connection that waits for room in the queue would not end.
+            forgetting = asyncio.create_task(self._forget_events())
             await server.wait_closed()
-            await asyncio.gather(*self._sending.values(), return_exceptions=True)
+            forgetting.cancel()
+            await asyncio.gather(*self._unsent(), return_exceptions=True)
             await self._work.close()
 
     def _admit(self, socket: ServerConnection, request: Request) -> Response | None:
@@ -239,7 +249,8 @@ class PartyServer:
         if party is None:
             logger.info("a connection of %s was refused: no party's token", socket.remote_address)
             return socket.respond(HTTPStatus.UNAUTHORIZED, "the token is no party's of this run\n")
-        if len(socket.server.connections) > MOST_CONNECTIONS:
+        of_party = sum(one.username == party for one in socket.server.connections)
+        if of_party >= MOST_CONNECTIONS:
             return socket.respond(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections\n")
         socket.username = party
         return None
@@ -247,11 +258,10 @@ class PartyServer:
     async def _converse(self, socket: ServerConnection) -> None:
         party = socket.username
         reader: ContentReader | None = None
-        joined = False
+        joined, room = False, asyncio.Semaphore(QUEUED_OF_PARTY)
         try:
             async with asyncio.timeout(JOIN_TIMEOUT) as until:
                 async for frame in socket:
-                    until.reschedule(None)
                     self.traffic = self.traffic.plus(received=len(frame))
                     if isinstance(frame, str):
                         message = decode_from_party(frame)
@@ -264,9 +274,11 @@ class PartyServer:
                     said: Any = reader.message
                     content, reader = reader.content(), None
                     if joined:
-                        await self._events.put(_Said(party, socket, said, content))
+                        await room.acquire()
+                        await self._events.put(_Said(party, socket, said, content, room))
                     elif isinstance(said, PartyJoin):
                         joined = True
+                        until.reschedule(None)
                         await self._events.put(_Joined(party, socket, said))
                     else:
                         raise ProtocolError(Code.BAD_MESSAGE, "the first message is not join")
@@ -312,6 +324,8 @@ class PartyServer:
                 await self._carry_out(
                     self.engine.waited() if event is None else self._handled(event)
                 )
+                if isinstance(event, _Said):
+                    event.room.release()
                 # Not with each of a step's messages: that would cost as much as a small step.
                 if self._work.notable != self._told:
                     self._told = self._work.notable
@@ -320,7 +334,7 @@ class PartyServer:
             told = self.engine.phase == "failed"
             self.engine.phase, self.engine.why = "failed", error.text
             # What parties are told of it, before their connections are ended.
-            await asyncio.gather(*self._sending.values())
+            await asyncio.gather(*self._unsent())
             if not told:
                 refusal = VerticalRefusal(clip(error.text))
                 await asyncio.gather(*(self._send(one, refusal) for one in self._sockets.values()))
@@ -328,6 +342,12 @@ class PartyServer:
         finally:
             # Whatever it was, such as a full disk: nobody would handle what parties say.
             self.over.set()
+
+    async def _forget_events(self) -> None:
+        while True:
+            event = await self._events.get()
+            if isinstance(event, _Said):
+                event.room.release()
 
     async def _next_event(self) -> _Joined | _Said | _Left | None:
         """Return the next event, or None where the run has waited long enough."""
@@ -359,7 +379,7 @@ class PartyServer:
                 del self._sockets[party]
                 logger.info("%s is gone", party)
                 return self.engine.left(party)
-            case _Said(party, socket, message, content):
+            case _Said(party, socket, message, content, _):
                 if current is not socket:
                     return []
                 try:
@@ -376,7 +396,7 @@ class PartyServer:
             command = waiting.pop(0)
             match command:
                 case TellParty(party, message, content):
-                    await self._tell(party, message, content)
+                    self._tell(party, message, content)
                 case DropDevice(party):
                     logger.warning("%s was silent for %g s", party, self._place.patience)
                     if (socket := self._sockets.pop(party, None)) is not None:
@@ -402,19 +422,31 @@ class PartyServer:
         await asyncio.sleep(PAUSE)
         return self._work.top_lost()
 
-    async def _tell(self, party: str, message: ToParty, content: bytes) -> None:
-        """Begin to send a message, when the one before it is sent."""
-        before = self._sending.pop(party, None)
-        if before is not None:
-            await before
+    def _tell(self, party: str, message: ToParty, content: bytes) -> None:
+        """Begin to send a message, when those before it are sent."""
         socket = self._sockets.get(party)
-        if socket is not None:
-            sending = self._send_to(party, socket, message, _frames(message, content))
-            self._sending[party] = asyncio.create_task(sending)
+        if socket is None:
+            return
+        unsent = [one for one in self._sending.get(party, ()) if not one.done()]
+        if len(unsent) >= MOST_UNSENT:
+            logger.warning("%s does not read what it is sent: its connection is ended", party)
+            socket.transport.abort()
+            return
+        sending = self._send_to(party, socket, message, _frames(message, content), unsent[-1:])
+        self._sending[party] = [*unsent, asyncio.create_task(sending)]
+
+    def _unsent(self) -> list[asyncio.Task[None]]:
+        return [task for tasks in self._sending.values() for task in tasks]
 
     async def _send_to(
-        self, party: str, socket: ServerConnection, message: ToParty, frames: Iterator[str | bytes]
+        self,
+        party: str,
+        socket: ServerConnection,
+        message: ToParty,
+        frames: Iterator[str | bytes],
+        before: Sequence[asyncio.Task[None]],
     ) -> None:
+        await asyncio.gather(*before)
         await self._send(socket, message, frames)
         if isinstance(message, VerticalFinished):
             self._told_of_end.add(party)

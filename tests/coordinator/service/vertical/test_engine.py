@@ -193,6 +193,15 @@ def test_a_party_that_stops_says_why_and_is_waited_for() -> None:
     assert one.left("shop") == []
 
 
+def test_what_a_party_says_as_it_stops_is_told_in_as_much_as_a_message_can_say() -> None:
+    one = engine()
+    one.phase, one.why = "failed", "x" * 1100
+    (told,) = one.joined("bank", join("bank"))
+    assert isinstance(told, TellParty)
+    assert isinstance(told.message, VerticalRefusal)
+    assert len(told.message.text) == 1000
+
+
 def test_what_comes_out_of_its_turn_breaks_the_protocol() -> None:
     world = World(two_parties())
     world.go(most=20)

@@ -53,6 +53,15 @@ def test_weights_that_no_mean_can_hold_are_refused_and_change_nothing() -> None:
     assert np.array_equal(total.mean().top, model(2).top)
 
 
+@pytest.mark.parametrize("name", ["bottom_state", "top_state"])
+def test_a_turn_does_not_hand_on_a_state_that_is_not_finite(name: str) -> None:
+    total = RoundSum(START, carries_state=True)
+    with pytest.raises(ProtocolError, match="not finite"):
+        total.add(model(1)._replace(**{name: np.array([1, np.inf], np.float32)}), 3)
+    total.add(model(2), 3)
+    assert np.array_equal(total.mean().top_state, model(2).top_state)
+
+
 def test_a_checkpoint_has_both_parts_and_their_states() -> None:
     part = model(4).as_part(17)
     assert part.step == 17

@@ -3,6 +3,7 @@ come back, and what is refused."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from fleetlearn_protocol.vertical.messages import (
     VerticalFinished,
     VerticalPause,
     VerticalRefusal,
+    decode_to_party,
+    encode_to_party,
 )
 from fleetlearn_protocol.vertical.schedule import rows_of_step
 from rounds_world import BUNDLE, LR, NAMES, RoundsWorld, rounds_engine, three_devices
@@ -213,6 +216,57 @@ def test_fewer_devices_than_a_round_needs_do_not_end_it() -> None:
     assert world.engine.step == 0
 
 
+def waited_for(engine: RoundsEngine, device: str, times: int) -> int:
+    """Let a device come and go this often. Returns how often what the run waits for changed: each
+    time, the others wait from the beginning again."""
+    found = [engine.waits_for]
+    for _ in range(times):
+        for event in (
+            lambda: engine.left(device),
+            lambda: engine.joined(device, join(device)),
+            lambda: engine.said(device, PartyState(9, None, ()), b""),
+        ):
+            event()
+            found.append(engine.waits_for)
+    return sum(before != after for before, after in pairwise(found))
+
+
+def with_a_device_that_ended(world: RoundsWorld) -> RoundsEngine:
+    """Go on until the first device has ended its part, and the others have not."""
+    world.go(most=4)
+    while "a" not in world.engine.ended:
+        world.go(most=world.handled + 1)
+    assert world.engine.due == ["b", "c"]
+    return world.engine
+
+
+@pytest.mark.parametrize("device", ["a", "b"], ids=["that ended its part", "that is waited for"])
+def test_a_device_that_comes_and_goes_does_not_keep_a_round_open_for_ever(device: str) -> None:
+    """Each time, all others waited again for as long as a device may be gone."""
+    engine = with_a_device_that_ended(RoundsWorld())
+    assert waited_for(engine, device, 50) <= 8
+    engine.waited()
+    assert engine.step == 1
+
+
+def test_a_turn_is_not_kept_by_coming_and_going() -> None:
+    engine = rounds_engine(turns=True)
+    for name in NAMES:
+        begun(engine, name)
+    assert waited_for(engine, "a", 50) <= 8
+    engine.waited()
+    assert engine.due == ["b"]
+
+
+def test_a_device_gets_on_with_its_part_after_a_few_deaths() -> None:
+    world = RoundsWorld()
+    engine = with_a_device_that_ended(world)
+    world.kill("b")
+    before = engine.waits_for
+    world.go(most=world.handled + 6)
+    assert engine.waits_for != before
+
+
 # What single events lead to
 
 
@@ -282,6 +336,36 @@ def test_what_comes_out_of_its_turn_breaks_the_protocol() -> None:
     assert engine.said("a", SplitBottom(7, 8, 0), bytes(8)) == []
     assert engine.said("a", PartyActivations(7, 2, None, (part,)), b"") == []
     assert engine.copy_done("a", 7, np.zeros((4, 1), np.float32), 0.5) == []
+
+
+def test_state_is_said_once_on_a_connection() -> None:
+    """Each one began the device's part again, with all of the bottom to send, and kept its turn."""
+    engine = rounds_engine(turns=True)
+    begun(engine, "a")
+    with pytest.raises(ProtocolError, match="state was said twice"):
+        engine.said("a", PartyState(9, None, ()), b"")
+
+
+def test_a_device_with_more_rows_than_the_steps_that_can_be_named_is_refused() -> None:
+    """Its first step was beyond what a message can say, and the run ended."""
+    engine = rounds_engine(rounds=1000, round_steps=None, step=900)
+    engine.joined("a", join("a"))
+    with pytest.raises(ProtocolError, match="4194304 steps in each of 1000 rounds"):
+        engine.said("a", PartyState(2**24, None, ()), b"")
+
+
+def test_texts_for_devices_are_never_longer_than_a_message_can_say() -> None:
+    """The names of many devices, or a long error, ended the run."""
+    names = tuple(f"hospital-{number:02}-{'x' * 100}" for number in range(32))
+    engine = rounds_engine(names=names)
+    for name in names[:2]:
+        begun(engine, name)
+    engine.ended.add(names[0])
+    told = [*engine.added(names[1]), *engine.copy_failed(names[1], "y" * 2000)]
+    assert len(told) == 2
+    for one in told:
+        assert isinstance(one, TellParty)
+        assert len(decode_to_party(encode_to_party(one.message)).text) == 1000  # type: ignore[union-attr]
 
 
 def test_devices_that_cannot_go_on_end_and_the_last_one_ends_the_run() -> None:

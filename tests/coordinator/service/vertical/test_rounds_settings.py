@@ -41,6 +41,7 @@ def test_the_plan_that_init_writes_is_read(tmp_path: Path) -> None:
         ("encoding", 'encoding = "int8"', "activations and gradients travel as one of"),
         ("least_devices", "least_devices = 3", "least_devices = 3, and there are 2 devices"),
         ("wait", "wait = 0", "wait"),
+        ("round_steps", "round_steps = 2000000000", "2147483648 steps in a run"),
         ("rounds", "rounds = 0", "rounds"),
         ("turns", "turn = true", "turn is not a key of a split plan; did you mean turns"),
     ],
