@@ -56,7 +56,7 @@ def test_weights_that_no_mean_can_hold_are_refused_and_change_nothing() -> None:
 @pytest.mark.parametrize("name", ["bottom_state", "top_state"])
 def test_a_turn_does_not_hand_on_a_state_that_is_not_finite(name: str) -> None:
     total = RoundSum(START, carries_state=True)
-    with pytest.raises(ProtocolError, match="not finite"):
+    with pytest.raises(ProtocolError, match="must be finite"):
         total.add(model(1)._replace(**{name: np.array([1, np.inf], np.float32)}), 3)
     total.add(model(2), 3)
     assert np.array_equal(total.mean().top_state, model(2).top_state)
