@@ -7,8 +7,9 @@ that are still arriving are on the machine alone. Who takes the run over on anot
 what it needs. The object ``owner`` says whose copy is the newest: another process's copy, in
 another data directory, is thrown away before it is used.
 
-The objects: ``uploads/slot-NNNN``, accepted updates; ``sums/a`` and ``sums/b``, the aggregator's
-state in turns, and ``sums/begun``; ``models/vNNNNNNNN.safetensors``; ``owner``.
+The objects: ``uploads/slot-NNNN.G``, accepted updates; ``sums/a.G`` and ``sums/b.G``, the
+aggregator's state in turns, and ``sums/begun``; ``models/vNNNNNNNN.safetensors.G``; ``owner``. G is
+the generation of the coordinator that wrote it (object_generations.py).
 """
 
 from __future__ import annotations
@@ -40,15 +41,18 @@ from fleetlearn_coordinator.storage.file_blobs import (
     spool_path,
 )
 from fleetlearn_coordinator.storage.file_bytes import FileBytes
+from fleetlearn_coordinator.storage.object_generations import NewestObjects, OwnObjects
 from fleetlearn_coordinator.storage.object_store import Objects
 
 OWNER = "owner"
-"""The object, and the file ``objects-owner`` of the data directory: a random name of the process
-that wrote last."""
+"""The object, and the file ``objects-owner`` of the data directory: the generation and a random
+name of the process that wrote last."""
 BEGUN = f"{SUMS_FOLDER}/begun"
 """An object that is there as long as the aggregator's saved state may count."""
 AT_A_TIME = 8
 """Updates that are written to the object store at a time."""
+WHOLE = 2**24
+"""Bytes of an update that is read as a whole to be written. A longer one is read in parts."""
 
 
 def _model_key(version: int) -> str:
@@ -68,20 +72,27 @@ class ObjectModels(FileModels):
             weakref.finalize(self, rmtree, folder, ignore_errors=True)
             (folder / MODELS).mkdir()
         super().__init__(folder)
-        self.objects = objects
+        self.objects = NewestObjects(objects)
 
     def model_versions(self) -> list[int]:
+        self.objects.look()
         return _versions(self.objects)
 
     def model_size(self, version: int) -> int | None:
-        return self.objects.size(_model_key(version))
+        return self._newest(version).size(_model_key(version))
+
+    def _newest(self, version: int) -> NewestObjects:
+        """Return the objects, with this version's where it was made meanwhile."""
+        if _model_key(version) not in self.objects.generations:
+            self.objects.look()
+        return self.objects
 
     def load_model(self, version: int, sha256: str) -> dict[str, NDArray[Any]]:
-        _have_model(self.objects, self.folder, version)
+        _have_model(self._newest(version), self.folder, version)
         return super().load_model(version, sha256)
 
     def open_tensor(self, version: int, name: str = PARAMETERS) -> FileBytes:
-        _have_model(self.objects, self.folder, version)
+        _have_model(self._newest(version), self.folder, version)
         return super().open_tensor(version, name)
 
     def where_model(self, version: int) -> str:
@@ -104,20 +115,23 @@ class ObjectBlobs(FileBlobs):
     ) -> None:
         """The parameters of ``FileBlobs``, whose folder has the copy. Raises
         StoreUnavailableError."""
-        self.objects = objects
         owner = objects.read(OWNER)
         if owner is not None and _owner_of(folder) != owner:
             _forget_copy(folder)
-        name = token_hex(16).encode()
+        self.objects = OwnObjects(objects, 1 + _generation_of(owner))
+        name = f"{self.objects.generation} {token_hex(16)}".encode()
         check()
         objects.put(OWNER, name)  # before the copy changes: it is nobody's newest from here on
+        self.objects.drop_replaced()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"objects-{OWNER}").write_bytes(name)
         super().__init__(folder, power=power, spool_files=spool_files, check=check)
-        self._versions = {*_versions(objects)}
+        self._versions = {*_versions(self.objects)}
         self._to_fetch: set[int] = set()
         """Spool files with updates that an earlier process accepted: their bytes are in the object
         store."""
+        self._begun: set[int] = set()
+        """Spool files with uploads that an earlier process began: their bytes are here alone."""
         self._writers = ThreadPoolExecutor(AT_A_TIME, "objects")
 
     def close(self) -> None:
@@ -128,10 +142,18 @@ class ObjectBlobs(FileBlobs):
 
     def reserve_spool_file(self, number: int) -> None:
         super().reserve_spool_file(number)
-        self._to_fetch.add(number)
+        if number not in self._begun:
+            self._to_fetch.add(number)
+
+    def checkpoints(self) -> dict[int, bytes]:
+        # Accepted updates, which may have a checkpoint still, are taken back before.
+        found = super().checkpoints()
+        self._begun = {*found}
+        return found
 
     def free_spool_file(self, number: int) -> None:
         self._to_fetch.discard(number)
+        self._begun.discard(number)
         super().free_spool_file(number)
 
     def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
@@ -162,11 +184,10 @@ class ObjectBlobs(FileBlobs):
 
     def _put_spool_file(self, number: int, size: int) -> None:
         self._to_fetch.discard(number)  # an upload whose bytes all came to an earlier process
-        content = bytearray()
-        for part in super().read_spool_file(number, size):
-            content += part
+        parts = (bytes(part) for part in super(ObjectBlobs, self).read_spool_file(number, size))
+        content = b"".join(parts) if size <= WHOLE else parts
         self._check()
-        self.objects.put(_spool_key(number), bytes(content))
+        self.objects.put(_spool_key(number), content)
 
     def where_spool_file(self, number: int) -> str:
         return f"{self._spool_path(number)} ({self.objects.name(_spool_key(number))})"
@@ -174,13 +195,13 @@ class ObjectBlobs(FileBlobs):
     # --- the aggregator's state ---
 
     def has_aggregator(self) -> bool:
-        return self.objects.size(BEGUN) is not None
+        return self.objects.objects.size(BEGUN) is not None
 
     def open_aggregator(self) -> None:
         super().open_aggregator()
         if not self.has_aggregator():
             self._check()
-            self.objects.put(BEGUN, b"remove this object to give up the open round\n")
+            self.objects.objects.put(BEGUN, b"remove this object to give up the open round\n")
 
     def save_aggregator(self, turn: int, tensors: Tensors) -> int:
         crc32 = super().save_aggregator(turn, tensors)
@@ -200,7 +221,7 @@ class ObjectBlobs(FileBlobs):
         return super().load_aggregator(turn, like, crc32)
 
     def where_aggregator(self) -> str:
-        return self.objects.name(BEGUN)
+        return self.objects.objects.name(BEGUN)
 
     # --- models ---
 
@@ -263,12 +284,18 @@ def _forget_copy(folder: Path) -> None:
             rmtree(folder / name)
 
 
-def _versions(objects: Objects) -> list[int]:
-    names = map(Path, objects.keys(MODELS))
+def _generation_of(owner: bytes | None) -> int:
+    """Return the generation of a name that OWNER has."""
+    number = b"" if owner is None else owner.partition(b" ")[0]
+    return int(number) if number.isdigit() else 0
+
+
+def _versions(objects: NewestObjects) -> list[int]:
+    names = map(Path, objects.names(MODELS))
     return sorted(int(name.stem[1:]) for name in names if name.suffix == ".safetensors")
 
 
-def _have_model(objects: Objects, folder: Path, version: int) -> None:
+def _have_model(objects: NewestObjects, folder: Path, version: int) -> None:
     """Let the folder have a model. What is missing everywhere is missing there, too."""
     path = model_path(folder, version)
     if path.exists():

@@ -74,9 +74,9 @@ class Objects:
             text = f"{self.name(key)} cannot be {what} now: {in_words(error)}"
             raise StoreUnavailableError(Code.BUSY, text) from None
 
-    def put(self, key: str, content: Path | bytes) -> None:
+    def put(self, key: str, content: Path | bytes | Iterable[bytes]) -> None:
         """Write an object, whole or not at all. One that is there is replaced. Raises
-        StoreUnavailableError."""
+        StoreUnavailableError, and what iterating raises."""
         with self._named("written", key):
             self._obstore.put(self._store, key, content)
 
@@ -116,10 +116,10 @@ class Objects:
             return None
 
     def keys(self, folder: str) -> list[str]:
-        """Return the names of the objects below a folder, without the folder's. Raises
+        """Return the names of the objects below a folder, without the folder's; "": of all. Raises
         StoreUnavailableError."""
         with self._named("listed", folder):
-            pages = list(self._obstore.list(self._store, folder))
+            pages = list(self._obstore.list(self._store, folder or None))
         return [each["path"].removeprefix(f"{folder}/") for page in pages for each in page]
 
     def remove(self, keys: Iterable[str]) -> None:
