@@ -34,6 +34,9 @@ from fleetlearn_coordinator.storage.file_bytes import FileBytes
 ADMISSION_PATIENCE = 20.0
 """Seconds that a device waits for its welcome while the engine process is away. Then it is told to
 come back later: devices give up after 30 s or so."""
+AWAY = 3.0
+"""Seconds without the engine process after which people are told: where the service ends, that ends
+first, and this gateway soon after it."""
 
 
 class GatewayConnections(Protocol):
@@ -86,6 +89,8 @@ class EngineLink:
         """Set while there is no bus."""
         self.over.set()
         self._bus: Bus | None = None
+        self._warning: asyncio.TimerHandle | None = None
+        """Tells people that the engine process is away."""
         self._out = GatewayOutbox()
         self._flushing = False
         self._questions: dict[int, OpenQuestion] = {}
@@ -146,6 +151,7 @@ class EngineLink:
     def speak_on(self, bus: Bus) -> EngineLink:
         """Speak on this bus from now on, beginning with a hello. Returns self."""
         self._bus = bus
+        self.warn_no_more()
         self.over.clear()
         self._out.take()
         self._given_up.clear()  # the engine process does not know their connections
@@ -194,12 +200,19 @@ class EngineLink:
         self.is_set_up.clear()
         self.over.set()
         self._out.take()
-        logger.warning(
-            "the engine process is away (%s): devices stay connected and wait for it", why
-        )
+        self.warn_no_more()
+        text = "the engine process is away (%s): devices stay connected and wait for it"
+        self._warning = self._loop.call_later(AWAY, logger.warning, text, why)
+
+    def warn_no_more(self) -> None:
+        """The engine process is there, or this gateway ends, too."""
+        if self._warning is not None:
+            self._warning.cancel()
+            self._warning = None
 
     def close(self) -> None:
         """End the bus, once what was said is carried."""
+        self.warn_no_more()
         self._flush()
         if self._bus is not None:
             self._bus.close()

@@ -55,6 +55,7 @@ async def _serve(service: ServiceSettings, number: int, of: int, socket: Path) -
             process_settings.collect_garbage_rarely()
             logger.info("gateway %d listens on %s", number, host.address)
             await stopped
+            host.link.warn_no_more()
             await host.empty()
     logger.info("gateway %d ends: %s", number, stopped.result())
 

@@ -8,6 +8,7 @@ ends: nothing is left where the supervisor is killed.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
@@ -32,6 +33,8 @@ END_TIMEOUT = 45.0
 """Seconds that the engine process has to end in an orderly way: fewer than a service has."""
 GATEWAY_END_TIMEOUT = 10.0
 """The same for gateways, once the engine process has ended."""
+PORT_PATIENCE = 15.0
+"""Seconds to wait for a port: where a supervisor was killed, what it had started still ends."""
 
 
 class Supervised(NamedTuple):
@@ -161,17 +164,16 @@ async def _watch(child: Child) -> int:
 
 
 @contextmanager
-def held_port(host: str, port: int) -> Iterator[int]:
+def held_port(host: str, port: int, patience: float = PORT_PATIENCE) -> Iterator[int]:
     """Within the block, hold a port for the gateways, which share it: no other program gets it
-    meanwhile. ``port``: 0 for any that is free. Yields the port. Raises OSError, whose text says
-    what can be done."""
+    meanwhile. ``port``: 0 for any that is free. ``patience``: seconds to wait for one that is in
+    use. Yields the port. Raises OSError, whose text says what can be done."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
-        # Who shares the port would not notice another coordinator there: look without sharing.
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        until = time.monotonic() + patience
+        while not _is_free(family, kind, protocol, address, until):
+            time.sleep(0.1)
         held = socket.socket(family, kind, protocol)
         try:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -183,3 +185,18 @@ def held_port(host: str, port: int) -> Iterator[int]:
         raise listening_error(error, host, port) from None
     with held:
         yield held.getsockname()[1]
+
+
+def _is_free(family: int, kind: int, protocol: int, address: Any, until: float) -> bool:
+    """Return whether nobody has the address; after ``until``, on the monotonic clock, raise OSError
+    where somebody has."""
+    # Who shares the port would not notice another coordinator there: look without sharing.
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= until:
+                raise
+            return False
+    return True

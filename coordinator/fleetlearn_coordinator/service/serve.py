@@ -7,13 +7,13 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.command_line import refuse_in_loop, stop_signals
-from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.systemd import ALIVE, READY, STOPPING, notify_systemd
 
 from fleetlearn_coordinator.gateways.engine_host import EngineHost
@@ -46,6 +46,8 @@ logger = logging.getLogger("fleetlearn.coordinator")
 
 SWEEP = 1.0
 """Seconds between looks at all connections, and between the records that ``status`` reads."""
+LOCK_PATIENCE = 15.0
+"""Seconds that an engine process waits for an earlier one of the run to end."""
 
 
 class RunResult(NamedTuple):
@@ -88,9 +90,21 @@ def serve_engine(plan: Plan, *, service: ServiceSettings, stay: bool = False) ->
 
     async def within() -> RunResult:
         with process_for_serving() as stopped, parent_ended(partial(_end, stopped)):
+            await _wait_for_lock(plan, stopped)
             return await _serve(plan, service, stopped, stay=stay)
 
     return asyncio.run(within())
+
+
+async def _wait_for_lock(plan: Plan, stopped: asyncio.Future[str]) -> None:
+    """Wait LOCK_PATIENCE seconds at most until no other process has the run: an engine process
+    whose supervisor was killed ends soon."""
+    until = time.monotonic() + LOCK_PATIENCE
+    with suppress(FleetError, OSError):  # who opens the run says it better
+        while not stopped.done() and time.monotonic() < until:
+            if not await asyncio.to_thread(find_storage(plan.data_dir).is_locked):
+                return
+            await asyncio.wait({stopped}, timeout=0.1)
 
 
 def _end(stopped: asyncio.Future[str], why: str) -> None:

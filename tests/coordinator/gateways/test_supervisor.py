@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,6 +79,19 @@ def test_a_port_is_held_and_shared() -> None:
             gateway.listen()
             with (
                 pytest.raises(OSError, match="another program listens there"),
-                held_port("127.0.0.1", port),
+                held_port("127.0.0.1", port, patience=0.2),
             ):
                 raise AssertionError("another coordinator has the port")
+
+
+def test_a_port_that_becomes_free_is_waited_for() -> None:
+    """Gateways of a supervisor that was killed have it for a moment."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        ended = threading.Timer(0.2, other.close)
+        ended.start()
+        with held_port("127.0.0.1", port) as held:
+            assert held == port
+        ended.join()
