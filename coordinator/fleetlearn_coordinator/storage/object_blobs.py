@@ -184,7 +184,7 @@ class ObjectBlobs(FileBlobs):
 
     def _put_spool_file(self, number: int, size: int) -> None:
         self._to_fetch.discard(number)  # an upload whose bytes all came to an earlier process
-        parts = (bytes(part) for part in super(ObjectBlobs, self).read_spool_file(number, size))
+        parts = map(bytes, super().read_spool_file(number, size))
         content = b"".join(parts) if size <= WHOLE else parts
         self._check()
         self.objects.put(_spool_key(number), content)
