@@ -29,7 +29,7 @@ def with_declared(source: RawSource, rows: RawRows, choices: Choices) -> RawRows
         return rows
     made = dict(rows.arrays)
     for name, patterns in declared.items():
-        columns = _matching(patterns, rows.arrays)
+        columns = matching(patterns, rows.arrays)
         absent = [column for column in columns if column not in rows.arrays]
         if absent or not columns:
             raise DataError(
@@ -41,7 +41,7 @@ def with_declared(source: RawSource, rows: RawRows, choices: Choices) -> RawRows
     return rows._replace(arrays=made)
 
 
-def _matching(patterns: Sequence[str], arrays: Raw) -> list[str]:
+def matching(patterns: Sequence[str], arrays: Raw) -> list[str]:
     """Return the columns' names, where ``p*`` stands for all that begin with p, in their order."""
     names: list[str] = []
     for pattern in patterns:

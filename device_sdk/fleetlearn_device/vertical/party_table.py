@@ -3,6 +3,7 @@ ids. And those of a device with rows of its own, which have no ids."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,11 +22,13 @@ from fleetlearn_protocol.vertical.alignment import (
 from fleetlearn_protocol.vertical.messages import CommonRows
 from numpy.typing import NDArray
 
-from fleetlearn_device.data.assembling import assembled, typed, with_declared
+from fleetlearn_device.data.assembling import assembled, matching, typed, with_declared
 from fleetlearn_device.data.preprocessing import prepared_rows
-from fleetlearn_device.data.raw import RawRows, RawSource
+from fleetlearn_device.data.raw import Choices, RawRows, RawSource
 from fleetlearn_device.data.sources import open_source
 from fleetlearn_device.runtimes.checks import DataError, check_batch, check_ranges, find_nonfinite
+
+log = logging.getLogger("fleetlearn.device")
 
 
 class PartyTable(NamedTuple):
@@ -36,8 +39,8 @@ class PartyTable(NamedTuple):
     arrays: tuple[NDArray[Any], ...]
     """Those of the bottom's batch, in its order, without the gradient."""
     source: RawSource
-    rows: RawRows
-    """The data as they were read, unsorted."""
+    others: RawRows
+    """The arrays that are neither ids nor the bottom's, as they were read, unsorted."""
     order: NDArray[np.int64]
     """Place in ``hashes`` -> the row of the data."""
 
@@ -57,7 +60,7 @@ class PartyTable(NamedTuple):
     def targets(self, wanted: Sequence[Input]) -> list[NDArray[Any]]:
         """Return the labels of all rows, sorted as ``hashes``, in the dtypes that are wanted.
         Raises DataError."""
-        return _targets(self.source, self.rows, wanted, self.order)
+        return _targets(self.source, self.others, wanted, self.order)
 
 
 class OwnRows(NamedTuple):
@@ -66,8 +69,8 @@ class OwnRows(NamedTuple):
     arrays: tuple[NDArray[Any], ...]
     """Those of the bottom's batch, in its order, without the gradient."""
     source: RawSource
-    rows: RawRows
-    """The data as they were read."""
+    others: RawRows
+    """The arrays that are not the bottom's, as they were read."""
 
     @property
     def size(self) -> int:
@@ -76,7 +79,7 @@ class OwnRows(NamedTuple):
 
     def targets(self, wanted: Sequence[Input]) -> list[NDArray[Any]]:
         """Return the labels of all rows, in the dtypes that are wanted. Raises DataError."""
-        return _targets(self.source, self.rows, wanted, np.arange(self.size))
+        return _targets(self.source, self.others, wanted, np.arange(self.size))
 
 
 def _targets(
@@ -88,8 +91,12 @@ def _targets(
     if absent:
         raise DataError(
             f"{source.name}: this device is to give the labels, and there is no column "
-            f"{', '.join(absent)}; there are {', '.join(rows.arrays)}"
+            f"{', '.join(absent)} beside ids and features, which it tells nobody; there are "
+            f"{', '.join(rows.arrays) or 'none'}"
         )
+    log.info(
+        "the coordinator is sent the labels of each row: %s", ", ".join(r.name for r in wanted)
+    )
     made = [typed(rows.arrays[row.name], row, rows, source.name) for row in wanted]
     return _checked(made, wanted, source.name, order)
 
@@ -106,13 +113,29 @@ def read_own_rows(text: str, manifest: Manifest) -> OwnRows:
         raise DataError(f"{source.name}: {count} rows; expected 1 to {MOST_ROWS}")
     order = np.arange(count)
     arrays = _checked([made[row.name] for row in inputs], inputs, source.name, order)
-    return OwnRows(tuple(arrays), source, rows)
+    return OwnRows(tuple(arrays), source, _others(rows, choices, manifest))
 
 
 def _of_bottom(rows: RawRows, inputs: Sequence[Input]) -> RawRows:
     """Return the rows with the arrays of a bottom alone; ids and labels may stand beside them."""
     named = {row.name for row in inputs} & set(rows.arrays)
     return rows._replace(arrays={name: rows.arrays[name] for name in named} or rows.arrays)
+
+
+def _others(rows: RawRows, choices: Choices, manifest: Manifest, *ids: str) -> RawRows:
+    """Return the rows without ids and features. A coordinator names the labels that it wants, and
+    could name these, which no run tells it."""
+    inputs = {row.name for row in manifest.data_arrays}
+    kept = {*ids, *inputs}
+    if isinstance(manifest.preprocessing, Preprocessing):
+        kept.update(manifest.preprocessing.raw)
+    elif not inputs & set(rows.arrays):  # all of them are features, in their order
+        kept.update(rows.arrays)
+    for name, patterns in choices.columns().items():
+        if name in inputs:
+            kept.update(matching(patterns, rows.arrays))
+    others = {name: array for name, array in rows.arrays.items() if name not in kept}
+    return rows._replace(arrays=others)
 
 
 def read_table(text: str, ids: str, key: bytes, manifest: Manifest) -> PartyTable:
@@ -150,7 +173,8 @@ def read_table(text: str, ids: str, key: bytes, manifest: Manifest) -> PartyTabl
         raise DataError(f"{source.name}: {error}") from None
     order = np.argsort(hashes, kind="stable").astype(np.int64)
     arrays = _checked([made[row.name] for row in inputs], inputs, source.name, order)
-    return PartyTable(hashes[order], tuple(arrays), source, rows, order)
+    others = _others(rows, choices, manifest, ids)
+    return PartyTable(hashes[order], tuple(arrays), source, others, order)
 
 
 def _checked(

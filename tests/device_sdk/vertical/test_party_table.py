@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 from bottom_manifest import bottom_manifest
 from fleetlearn_device.runtimes.checks import DataError
-from fleetlearn_device.vertical.party_table import PartyTable, read_key, read_table
+from fleetlearn_device.vertical.party_table import (
+    PartyTable,
+    read_key,
+    read_own_rows,
+    read_table,
+)
 from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.manifest import Input
 from fleetlearn_protocol.vertical.alignment import digest_of, hash_rows, membership
@@ -80,6 +85,35 @@ def test_labels_that_are_not_there_or_out_of_range_are_refused(tmp_path: Path) -
         table.targets([Input("z", "int64", ())])
     with pytest.raises(DataError, match="y: 2; expected 0 to 1"):
         table.targets([Y])
+
+
+@pytest.mark.parametrize("name", ["a", "b", "x", "id"])
+def test_ids_and_features_are_no_labels_whatever_the_coordinator_asks_for(
+    tmp_path: Path, name: str
+) -> None:
+    """It was sent any column that it named, where the command says that rows and ids stay."""
+    shape = (2,) if name == "x" else ()
+    wanted = [Y, Input(name, "float32", shape)]
+    table = table_of(tmp_path, ROWS.replace("anna", "1").replace("bert", "2"))
+    own = read_own_rows(f"{tmp_path / 'bank.csv'}?x=a,b", bottom_manifest())
+    for rows in (table, own):
+        if rows is own and name == "id":  # nobody said that it is one
+            continue
+        with pytest.raises(DataError, match=f"no column {name} beside ids and features"):
+            rows.targets(wanted)
+    assert own.targets([Y])[0].tolist() == [0, 1, 1]
+
+
+def test_features_by_another_name_are_no_labels_either(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=np.ones((2, 2), np.float32), y=np.array([0, 1]))
+    own = read_own_rows(str(tmp_path / "own.npz"), bottom_manifest())
+    assert own.targets([Y])[0].tolist() == [0, 1]
+    with pytest.raises(DataError, match="no column x beside ids and features"):
+        own.targets([Input("x", "float32", (2,))])
+    (tmp_path / "bank.csv").write_text("a1,a2,y\n1,2,0\n3,4,1\n", "utf-8")
+    own = read_own_rows(f"{tmp_path / 'bank.csv'}?x=a*", bottom_manifest())
+    with pytest.raises(DataError, match="no column a2 beside ids and features"):
+        own.targets([Input("a2", "float32", ())])
 
 
 def test_the_key_is_read_without_what_is_around_it(tmp_path: Path) -> None:
