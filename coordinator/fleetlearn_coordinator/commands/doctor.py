@@ -80,6 +80,7 @@ def _files(target: LocalTarget) -> Iterator[CheckView]:
         yield checks.check_run(place, plan)
     served = running or (host is not None and host.running)
     yield from checks.check_ports(settings, running=served)
+    yield from checks.check_gateways(settings)
     yield from checks.check_tls(settings, time.time())
     yield from checks.check_identities(settings)
     largest = max(plans, key=lambda plan: plan.round.cohort, default=None)

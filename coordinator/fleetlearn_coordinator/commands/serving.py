@@ -15,14 +15,15 @@ from fleetlearn_coordinator.commands.logs import log_at
 from fleetlearn_coordinator.gateways.engine_host import SOCKET
 from fleetlearn_coordinator.gateways.gateway import serve_gateway
 from fleetlearn_coordinator.gateways.supervisor import Supervised, held_port, supervise
+from fleetlearn_coordinator.network.tls import Certificates
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import (
     ServiceError,
     ServiceSettings,
     is_service_file,
 )
+from fleetlearn_coordinator.service.serve import check_alone, serve_engine
 from fleetlearn_coordinator.service.serve import serve as serve_plan
-from fleetlearn_coordinator.service.serve import serve_engine
 from fleetlearn_coordinator.service.several_runs import serve_runs
 
 app = typer.Typer()
@@ -116,6 +117,9 @@ def _supervise(
 ) -> int:
     """Serve a plan by an engine process and gateways. ``common``: options for all of them;
     ``own``: for the engine process. Returns the exit status."""
+    check_alone(plan, settings)
+    if settings.tls is not None:
+        Certificates(settings.tls)  # each gateway would say the same of files that cannot be used
     with held_port(settings.host, settings.port) as port:
         socket = str(plan.data_dir.absolute() / SOCKET)
         gateway = [*PROGRAM, "gateway", *common, "--socket", socket, "--port", str(port)]

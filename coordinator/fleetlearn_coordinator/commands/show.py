@@ -179,8 +179,10 @@ def _apart(run: RunView) -> list[str]:
     why."""
     live, lines = run.live if run.running else {}, []
     if gateways := live.get("gateways"):
-        of_each = ", ".join(f"{each['number']}: {each['devices']}" for each in gateways)
-        lines.append(f"{many(len(gateways), 'gateway')}, with devices: {of_each}")
+        of_each = ", ".join(
+            f"gateway {each['number']} has {many(each['devices'], 'device')}" for each in gateways
+        )
+        lines.append(f"{many(len(gateways), 'gateway')}: {of_each}")
     if unable := live.get("unable"):
         lines.append(f"{many(unable, 'device')} cannot do this run's tasks, as their own logs say")
     if live.get("ineligible") or live.get("barred"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
@@ -40,6 +41,8 @@ SOCKET = "gateways.sock"
 """The bus's socket, in the run's data directory."""
 CONTENTS = "served"
 """The folder with what devices fetch, in the run's data directory."""
+LOOK = 0.1
+"""Seconds between looks whether the process was told to stop, before the first gateway is there."""
 GATEWAY_SILENT = 15.0
 """Seconds without a word of a gateway, after which it is lost: its devices connect to another."""
 
@@ -59,9 +62,15 @@ class EngineHost:
 
     turns: Turns | None = None
 
-    def __init__(self, service: ServiceSettings, gateways: int, folder: Path) -> None:
-        """``folder``: the run's data directory. Raises FleetError where a signing key cannot be
-        used."""
+    def __init__(
+        self,
+        service: ServiceSettings,
+        gateways: int,
+        folder: Path,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``folder``: the run's data directory. ``stopping``: returns whether the process was told
+        to stop. Raises FleetError where a signing key cannot be used."""
         self.heartbeat = service.heartbeat
         self.address = ""
         self.lag = LoopLag()
@@ -78,6 +87,7 @@ class EngineHost:
         self._each = 2 * share(service.uploads, gateways) + 1
         self._buses: set[GatewayLink] = set()
         """All that are connected, with those that have not said hello."""
+        self._stopping = stopping
         self._signer = find_signer(service.signing_keys)
         self._published: PublishedFiles
         self._page: int | None = None
@@ -131,9 +141,12 @@ class EngineHost:
         return self.run
 
     async def listen(self) -> None:
-        """Let gateways in, and wait for the first of them. Raises OSError."""
+        """Let gateways in, and wait for the first of them, or until the process is told to stop:
+        where gateways cannot start, none comes. Raises OSError."""
         self._server = await listen_locally(self._folder / SOCKET, self._let_in)
-        await self._first.wait()
+        while not self._first.is_set() and not self._stopping():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._first.wait(), LOOK)
 
     def _let_in(self, bus: Bus) -> GatewayLink:
         link = GatewayLink(self, bus)

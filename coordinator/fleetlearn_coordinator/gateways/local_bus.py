@@ -87,7 +87,9 @@ class LocalBus(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._over = True
-        self._user.lost("the other process ended or closed it" if error is None else str(error))
+        self._user.lost(
+            "the other process ended, or closed the connection" if error is None else str(error)
+        )
 
 
 @contextmanager

@@ -34,8 +34,8 @@ ORIGIN = r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 """What browsers send as the header Origin (RFC 6454, section 6.1), "null" excepted: every page can
 have that."""
 
-OBJECT_STORES = "(s3|gs|az)"
-"""Schemes of an object store's URL."""
+OBJECT_STORES = r"(s3|gs|az)://[^\s@]+"
+"""An object store's URL: without keys."""
 
 
 class ServiceError(FleetError):
@@ -243,7 +243,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     ledger: str | None = None
     """URL of the database where runs that begin here keep their ledgers, without a password.
     Default: in their data directories. A run stays where it began."""
-    blobs: Annotated[str, Meta(pattern=rf"^{OBJECT_STORES}://[^\s@]*\Z")] | None = None
+    blobs: str | None = None
     """URL in an object store, such as s3://BUCKET/FOLDER, where runs that begin here keep models
     and accepted updates. Default: in their data directories. A run stays where it began."""
     runs: Path | None = None
@@ -350,6 +350,12 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                     "whoever does is a device, under any name. Name a folder for identities, and "
                     "enrol devices with tokens (`fleetlearn-coordinator enrol`), or say open = "
                     "true where everybody who can connect is trusted"
+                )
+            if settings.blobs is not None and not re.fullmatch(OBJECT_STORES, settings.blobs):
+                raise ValueError(  # the address is not shown: it may have a key
+                    "blobs takes an address of an object store, such as s3://bucket/folder, "
+                    "gs://bucket/folder or az://container/folder. Keys and passwords do not go "
+                    "into it: the environment has them, such as AWS_SECRET_ACCESS_KEY"
                 )
             if settings.admin is not None:
                 _check_admin(settings, settings.admin)

@@ -132,7 +132,7 @@ async def serve_async(
     with process_for_serving() as stopped:
         if not standby:
             return await _serve(plan, settings, stopped, stay=stay)
-        _check_alone(plan, settings)
+        check_alone(plan, settings)
 
         def is_locked() -> bool:
             wanted = StoredElsewhere(plan.name, settings.ledger, settings.blobs)
@@ -177,12 +177,12 @@ async def running(
 ) -> AsyncIterator[RunServer]:
     """Serve a plan, with its data directory open and its host listening, until the block is left.
     ``stopping``: returns whether the process was told to stop."""
-    _check_alone(plan, service)
+    check_alone(plan, service)
     bundle = open_bundle(plan.bundle)
     await look_at_helper(plan, bundle.manifest, RunLog())
     identities = None if service.identities is None else open_identities(service.identities)
     try:
-        host = _make_host(plan, service, identities)
+        host = _make_host(plan, service, identities, stopping)
         now = Clocks(asyncio.get_running_loop().time(), time.time())
         run = HostedRun(open_run(plan, service, now, bundle=bundle), host)
         try:
@@ -204,14 +204,14 @@ async def running(
                 run.listens_at(host.address)
                 notify_systemd(READY)
                 _log(identities, "started", plan, run)
-                where = run.server.run.where
-                logger.info(
-                    "listening on %s, data in %s: the run %s",
-                    host.address,
-                    plan.data_dir,
-                    where,
-                    extra=said("listening", address=host.address, plan=plan.name),
-                )
+                if host.address:  # empty: it was told to stop before a gateway was there
+                    logger.info(
+                        "listening on %s, data in %s: the run %s",
+                        host.address,
+                        plan.data_dir,
+                        run.server.run.where,
+                        extra=said("listening", address=host.address, plan=plan.name),
+                    )
                 sweeper = asyncio.get_running_loop().create_task(_sweep(host, run, monitor))
                 try:
                     async with page_port(service, host, plan):
@@ -228,10 +228,13 @@ async def running(
 
 
 def _make_host(
-    plan: Plan, service: ServiceSettings, identities: Identities | None
+    plan: Plan,
+    service: ServiceSettings,
+    identities: Identities | None,
+    stopping: Callable[[], bool],
 ) -> Host | EngineHost:
     if service.gateways:  # they have the connections, and look who may connect
-        return EngineHost(service, service.gateways, plan.data_dir)
+        return EngineHost(service, service.gateways, plan.data_dir, stopping)
     files = most_spool_files(service.uploads, plan.updates_kept) + page_descriptors(service)
     places = process_settings.places(service.max_connections, files=files)
     check_places(plan, service, places)
@@ -276,8 +279,8 @@ def check_places(
         logger.warning("%s", text)
 
 
-def _check_alone(plan: Plan, service: ServiceSettings) -> None:
-    """Raise an error if the plan is none that this service can serve by itself."""
+def check_alone(plan: Plan, service: ServiceSettings) -> None:
+    """Raise ServiceError or PlanError if the plan is none that this service can serve."""
     if service.runs is not None:
         text = (
             f"a plan was given ({plan.file}), and runs = {service.runs} in the service file: one "

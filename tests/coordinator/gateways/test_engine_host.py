@@ -18,8 +18,10 @@ from fleetlearn_coordinator.gateways.wire import (
     PublishOlder,
     encode_batch,
 )
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.monitoring.catalogue import SPECS
 from fleetlearn_coordinator.service.monitoring.gauges import host_gauges
+from fleetlearn_coordinator.service.serve import running
 from fleetlearn_coordinator.storage.file_storage import FileStorage
 from fleetlearn_coordinator.storage.ledger import Row
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
@@ -378,3 +380,13 @@ async def test_a_late_gateway_serves_what_is_published_next(make_plan: PlanMaker
         task = await a.task()
         assert len(await a.fetch(task.vectors[0].sha256)) == task.vectors[0].size
         assert not behind.server.done.done()
+
+
+@run_async
+async def test_a_stop_is_heard_before_any_gateway_is_there(make_plan: PlanMaker) -> None:
+    """Where gateways cannot start, the engine process waited for the first one until it was
+    killed."""
+    plan, service = make_plan(), ServiceSettings(gateways=1)
+    async with running(plan, service, lambda: True) as server:
+        await server.stop("stopped by SIGTERM")
+    assert server.done.result() == "stopped by SIGTERM"

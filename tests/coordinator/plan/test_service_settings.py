@@ -196,3 +196,12 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert not is_service_file("~no-such-user/s.toml")
     with pytest.raises(ServiceError, match=r"nowhere\.toml: the service file cannot be read"):
         ServiceSettings.load(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://key:secret@bucket/fleet", "ftp://bucket/secret", "s3:/secret", "s3://", "secret"]
+)
+def test_an_object_store_is_named_without_keys(url: str) -> None:
+    with pytest.raises(ServiceError, match="s3://bucket/folder") as refused:
+        ServiceSettings.read({"blobs": url})
+    assert "secret" not in refused.value.text

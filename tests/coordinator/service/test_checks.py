@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
-from fleetlearn_coordinator.service.checks import check_disk, check_plan
+from fleetlearn_coordinator.service.checks import check_disk, check_gateways, check_plan
 from plans import SECURE
 from statistics_bundle import statistics_bundle
 
@@ -34,3 +34,17 @@ def test_the_disk_has_room_for_sums_and_not_for_as_many_states(
     assert found.state == "bad"
     size = 4 * bundle.manifest.size
     assert check_disk(plan, ServiceSettings(), size, size).state == "good", "of states"
+
+
+def test_gateways_leave_a_core_to_the_engine_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert not [*check_gateways(ServiceSettings())]
+    (good,) = check_gateways(ServiceSettings(gateways=3))
+    assert (good.state, good.do) == ("good", "")
+    assert good.found == "3 gateways beside the engine process; this machine has 4 cores"
+    (many,) = check_gateways(ServiceSettings(gateways=4))
+    assert many.state == "warning"
+    assert many.do == "gateways = 3 leaves a core to the engine process"
+    (refused,) = check_gateways(ServiceSettings(gateways=1, runs=Path("runs")))
+    assert refused.state == "bad"
+    assert "does not go with runs" in refused.found

@@ -1,7 +1,7 @@
 // All runs at a glance, and how the coordinator's process is.
 
 import { lines, spark } from "./charts.js";
-import { bytes, clock, count, duration, el, figure, moment, plural, say, show } from "./dom.js";
+import { bytes, clock, count, duration, el, figure, moment, plural, say, show, table } from "./dom.js";
 import { now, topic, who } from "./live.js";
 
 const PREFIX = "run/";
@@ -46,6 +46,19 @@ function card(name) {
   };
 }
 
+function gatewayRow(gateway) {
+  const cells = [
+    String(gateway.number),
+    String(gateway.process),
+    count(gateway.devices),
+    count(gateway.connections),
+    bytes(gateway.bytes_up),
+    bytes(gateway.bytes_down),
+    `${figure(1000 * gateway.lag)} ms`,
+  ];
+  return { key: cells.join(" "), cells };
+}
+
 export function runs(root) {
   const cards = new Map();
   const list = el("ul", { class: "cards" });
@@ -68,11 +81,17 @@ export function runs(root) {
   };
   const lag = lines("Event loop's lag", { y: (value) => `${figure(value)} ms`, x: clock, xName: "at", time: true, zero: true });
   const memory = lines("Memory", { y: bytes, x: clock, xName: "at", time: true, zero: true });
+  const gateways = table(
+    "Gateways: processes that hold the devices' connections",
+    ["Gateway", "Process", "Devices", "Connections", "Received", "Sent", "Event loop's lag"].map((name) => ({ name, number: true })),
+  );
+  show(gateways.node, false);
   const process = el(
     "section",
     {},
     el("h2", {}, "The coordinator"),
     el("div", { class: "panel" }, facts),
+    gateways.node,
     el("div", { class: "grid below" }, lag.node, memory.node),
   );
   root.append(el("div", { class: "titled" }, el("h1", {}, "Runs")), list, empty, process);
@@ -94,6 +113,9 @@ export function runs(root) {
       cards.get(key).draw(host.values[key]);
     });
     show(empty, found.length === 0);
+    const holders = host.values.gateways ?? [];
+    show(gateways.node, holders.length > 0);
+    gateways.draw(holders.map(gatewayRow));
     const rows = host.lists.process ?? [];
     const last = rows.at(-1);
     say(shown.connected, count(host.values.connected));
