@@ -54,7 +54,7 @@ function gatewayRow(gateway) {
     count(gateway.connections),
     bytes(gateway.bytes_up),
     bytes(gateway.bytes_down),
-    `${figure(1000 * gateway.lag)} ms`,
+    `${figure(Math.round(10000 * gateway.lag) / 10)} ms`,
   ];
   return { key: cells.join(" "), cells };
 }
@@ -85,13 +85,14 @@ export function runs(root) {
     "Gateways: processes that hold the devices' connections",
     ["Gateway", "Process", "Devices", "Connections", "Received", "Sent", "Event loop's lag"].map((name) => ({ name, number: true })),
   );
-  show(gateways.node, false);
+  const holding = el("div", { class: "panel below" }, gateways.node);
+  show(holding, false);
   const process = el(
     "section",
     {},
     el("h2", {}, "The coordinator"),
     el("div", { class: "panel" }, facts),
-    gateways.node,
+    holding,
     el("div", { class: "grid below" }, lag.node, memory.node),
   );
   root.append(el("div", { class: "titled" }, el("h1", {}, "Runs")), list, empty, process);
@@ -114,7 +115,7 @@ export function runs(root) {
     });
     show(empty, found.length === 0);
     const holders = host.values.gateways ?? [];
-    show(gateways.node, holders.length > 0);
+    show(holding, holders.length > 0);
     gateways.draw(holders.map(gatewayRow));
     const rows = host.lists.process ?? [];
     const last = rows.at(-1);
