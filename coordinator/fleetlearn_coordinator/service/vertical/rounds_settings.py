@@ -157,7 +157,7 @@ def check_new_plan(parts: Path, devices: Sequence[str]) -> None:
         raise misfit(
             f"--devices {','.join(devices)}: expected 1 to {MOST_DEVICES} names, each once: a,b,c"
         )
-    if not (parts / "top.bundle").is_file():
+    if not (parts / "top.bundle").exists():
         raise misfit(
             f"{parts} has no top.bundle: expected the folder NAME.split that "
             'export_bundle(..., split="layer") writes beside the bundle'
