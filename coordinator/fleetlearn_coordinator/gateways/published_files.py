@@ -19,10 +19,13 @@ class PublishedFiles:
     whole or not at all, and never changes; who has it open keeps it, also when it is removed."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes the folder. Raises OSError."""
+        """Makes the folder, or empties it: after a loss of power a file of an earlier process may
+        not be whole, and who has a file open keeps it. Raises OSError."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
+        for file in folder.iterdir():
+            file.unlink(missing_ok=True)
         self.newest: tuple[str, ...] = ()
         self.older: tuple[str, ...] = ()
 

@@ -86,6 +86,7 @@ class FileStorage:
     def copy_to(self, folder: Path) -> CopiedRun:
         from fleetlearn_coordinator.storage.file_blobs import model_versions
         from fleetlearn_coordinator.storage.file_copy import copy_run
+        from fleetlearn_coordinator.storage.find_blobs import complete_copy
 
         path = self.folder / DATABASE
         if not path.is_file():
@@ -93,6 +94,7 @@ class FileStorage:
             text = f"{self.folder} is not a coordinator's data directory: it has no {DATABASE}"
             raise StoreError(Code.WRONG_HASH if lost else Code.UNKNOWN_CONTENT, text)
         check_wal(path)
+        complete_copy(self.folder, self._objects)
         # Before the ledger: what was carried out by its moment is in it, and asked for no more.
         folder.mkdir(parents=True, exist_ok=True)
         for request in (EVALUATION, ROLL_BACK):

@@ -20,6 +20,16 @@ def models_of(folder: Path, objects: str | None) -> StoredModels:
     return ObjectModels(folder, Objects(objects))
 
 
+def complete_copy(folder: Path, objects: str | None) -> None:
+    """Let a data directory, which is to be copied, have all of the run's bytes. Raises StoreError
+    where a coordinator on another machine has the newest ones; StoreUnavailableError."""
+    if objects is not None:
+        from fleetlearn_coordinator.storage.object_blobs import fetch_models
+        from fleetlearn_coordinator.storage.object_store import Objects
+
+        fetch_models(folder, Objects(objects))
+
+
 def blobs_of(
     folder: Path,
     objects: str | None,

@@ -262,6 +262,21 @@ class ObjectBlobs(FileBlobs):
         self._versions.difference_update(dropped)
 
 
+def fetch_models(folder: Path, objects: Objects) -> None:
+    """Let a data directory that has the newest copy of all else have all models, too: who took the
+    run over has fetched what was needed. Raises StoreError where it has not."""
+    owner = objects.read(OWNER)
+    if owner is not None and _owner_of(folder) != owner:
+        text = (
+            f"{folder} has no complete copy of the run: another coordinator, with another data "
+            f"directory, wrote to {objects.where} since. Make the copy where that one is"
+        )
+        raise StoreError(Code.OUT_OF_TURN, text)
+    newest = NewestObjects(objects)
+    for version in _versions(newest):
+        _have_model(newest, folder, version)
+
+
 def _spool_key(number: int) -> str:
     return f"{UPLOADS}/{spool_path(Path(), number).name}"
 

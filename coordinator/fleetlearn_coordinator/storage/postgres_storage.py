@@ -172,7 +172,9 @@ class PostgresStorage:
 
     def copy_to(self, folder: Path) -> CopiedRun:
         from fleetlearn_coordinator.storage.file_copy import copy_run
+        from fleetlearn_coordinator.storage.find_blobs import complete_copy
 
+        complete_copy(self.folder, self._objects)
         # Before the ledger: what was carried out by its moment is in it, and asked for no more.
         asked = read_requests(self.run)
         results = self.held_out.read_all()

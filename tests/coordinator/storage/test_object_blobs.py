@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.storage import object_blobs
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
-from fleetlearn_coordinator.storage.file_blobs import model_path, spool_path
+from fleetlearn_coordinator.storage.file_blobs import load_model, model_path, spool_path
+from fleetlearn_coordinator.storage.find_blobs import complete_copy
 from fleetlearn_coordinator.storage.object_blobs import ObjectBlobs, ObjectModels
 from fleetlearn_coordinator.storage.object_store import Objects
 from fleetlearn_protocol.errors import Code
@@ -171,6 +172,23 @@ def test_who_only_reads_uses_the_data_directory_or_a_copy_of_its_own(tmp_path: P
         assert copy != tmp_path / machine
         del elsewhere, tensor
         assert not copy.exists()
+
+
+def test_a_copy_of_a_run_that_was_taken_over_has_all_its_models(tmp_path: Path) -> None:
+    """Whoever took it over has fetched the newest alone."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    with opened(first) as blobs:
+        blobs.save_model(1, model(1))
+        blobs.save_model(2, model(2))
+    with opened(second) as blobs:
+        blobs.load_model(2, sha256(2))
+        assert not model_path(second, 1).exists()
+        complete_copy(second, URL)
+        for version in (1, 2):
+            assert load_model(model_path(second, version), sha256(version))
+    with pytest.raises(StoreError, match="another coordinator, with another data directory"):
+        complete_copy(first, URL)
+    complete_copy(first, None)  # a run that is all there
 
 
 def elsewhere_key(version: int) -> str:
