@@ -150,6 +150,8 @@ class OpenRound:
             passes &= np.isfinite(reports.largest[BUFFERS])
         if self.rules.clips_sums:
             passes &= short_ones(reports.parts[SUMS])
+        if self.rules.checks_sums:
+            passes &= [self._can_be_sums(reports, row) for row in range(len(reports))]
         if reports.weighed:
             weighing, state = self.rules.weighing, self.weighing_state
             passes &= [weighing.passes_check(each, state) for each in reports.weighed]
@@ -164,8 +166,23 @@ class OpenRound:
         self.sums.check(largest, int(reports.weights[row]))
         if self.rules.clips_sums:
             check_short(read_sums(reports.update(SUMS, row)))
+        if self.rules.checks_sums:
+            self._check_sums(reports, row)
         if reports.weighed:
             self.rules.weighing.check(reports.weighed[row], self.weighing_state)
+
+    def _check_sums(self, reports: ReportColumns, row: int) -> None:
+        """Raise ProtocolError (out-of-range) where a device's sums cannot be those of rows: the
+        round could not go on from a total with them, nor any later one in which the device is."""
+        assert self.rules.computation is not None
+        self.rules.computation.check(read_sums(reports.update(SUMS, row)))
+
+    def _can_be_sums(self, reports: ReportColumns, row: int) -> bool:
+        try:
+            self._check_sums(reports, row)
+        except ProtocolError:
+            return False
+        return True
 
     def accept(self, reports: ReportColumns) -> None:
         """Count reports that ``receive`` accepted, for this round or an earlier one."""

@@ -77,6 +77,14 @@ class RoundRules:
         return private and self.secure is None
 
     @property
+    def checks_sums(self) -> bool:
+        """Whether the coordinator sees sums of which not all can be those of rows. Clipped ones
+        can be any."""
+        computation = self.computation
+        plain = self.privacy is None and self.secure is None
+        return computation is not None and plain and computation.checks_sums
+
+    @property
     def buffers(self) -> Sequence[slice]:
         """The places of the model's elements that are no trained parameters."""
         return self.optimizer.buffers

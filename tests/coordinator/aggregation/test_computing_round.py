@@ -16,6 +16,7 @@ from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.updates import MaskedArray
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_protocol.computations.settings import NumberColumn, Statistics
+from fleetlearn_protocol.errors import Code
 from plans import SECURE
 from statistics_bundle import PLAN, statistics_bundle
 
@@ -74,12 +75,28 @@ def test_the_first_report_that_is_too_large_is_refused(tmp_path: Path) -> None:
     assert (received.refusal.row, len(received.accepted)) == (1, 1)
 
 
+@pytest.mark.parametrize("place", [0, 1], ids=["fewer than no rows", "more of a kind than rows"])
+def test_a_report_that_can_be_of_no_rows_is_refused(tmp_path: Path, place: int) -> None:
+    """Alone and among others. It was accepted, and ended the round of all devices, and the next one
+    with this device too."""
+    round_, sums = begun(tmp_path)
+    sums[1, place] = (-100, 4)[place]
+    received = round_.receive(reports_of_sums(sums))
+    assert received.refusal is not None
+    assert (received.refusal.row, len(received.accepted)) == (1, 1)
+    alone = round_.receive(reports_of_sums(sums[1:2]))
+    assert alone.refusal is not None
+    assert alone.refusal.error.code == Code.OUT_OF_RANGE
+    assert "the sums are of no rows" in alone.refusal.error.text
+    assert round_.receive(reports_of_sums(sums[2:])).refusal is None
+
+
 def test_a_total_that_can_be_none_is_said(tmp_path: Path) -> None:
     round_, sums = begun(tmp_path)
     sums[0, 0] = -100
     round_.accept(reports_of_sums(sums))
     round_.add(reports_of_sums(sums))
-    with pytest.raises(BadTotalError, match="a total of -93 rows"):
+    with pytest.raises(BadTotalError, match="sums of -93 rows were given"):
         round_.commit(1, round_.summary({}))
 
 
@@ -144,7 +161,7 @@ def test_a_device_can_spoil_a_masked_total_and_impossible_ones_are_said(tmp_path
     assert round_.receive(columns).refusal is None
     round_.accept(columns)
     round_.add(columns)
-    with pytest.raises(BadTotalError, match="a total of -93 rows"):
+    with pytest.raises(BadTotalError, match="sums of -93 rows were given"):
         round_.commit(1, round_.summary({}), masks=masks)
     sums[0, 0] = 2**62
     columns, masks = masked_sums(sums)

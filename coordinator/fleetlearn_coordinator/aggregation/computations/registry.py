@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from fleetlearn_protocol.computations.kinds import KINDS
 from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.computations.private_sums import Scaled, unscale
+from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.aggregation.computations import (
@@ -34,6 +36,9 @@ class Computation(NamedTuple):
     """As ``advance``, of a total with noise; last the standard deviation of the noise on each
     scaled sum (private_sums.py), in rows. Raises nothing, whatever the noise is. None: the kind
     cannot go on from such a total."""
+    check: Callable[[Sums, Any], None] | None = None
+    """Raises ValueError where the sums of one device cannot be those of rows, int64, (S,). None:
+    whatever a device says can be."""
 
 
 class RunComputation(NamedTuple):
@@ -59,6 +64,23 @@ class RunComputation(NamedTuple):
         total = unscale(scaled, groups(self.settings, state))
         return advance(state, total, devices, self.settings, noise)
 
+    @property
+    def checks_sums(self) -> bool:
+        """Whether there are sums that no device can have."""
+        return REGISTRY[self.kind].check is not None
+
+    def check(self, sums: Sums) -> None:
+        """Raise ProtocolError (out-of-range) where the sums of one device, as they came, cannot be
+        those of rows: they would make a total that no round could go on from."""
+        check = REGISTRY[self.kind].check
+        if check is None:
+            return
+        missing = KINDS[self.kind].sums(self.settings).size - len(sums)
+        try:
+            check(np.pad(sums, (0, missing)), self.settings)
+        except ValueError as error:
+            raise ProtocolError(Code.OUT_OF_RANGE, f"the sums are of no rows: {error}") from None
+
     def is_done(self, state: Vector) -> bool:
         return REGISTRY[self.kind].is_done(state, self.settings)
 
@@ -80,6 +102,7 @@ REGISTRY: Mapping[str, Computation] = {
         statistics.result,
         statistics.progress,
         statistics.advance_noisy,
+        statistics.check_sums,
     ),
     "boosted-trees": Computation(
         boosted_trees.advance,

@@ -55,12 +55,17 @@ MOST_ROWS = 2**48
 def advance(state: Vector, total: Sums, devices: int, settings: Statistics) -> Vector:
     """Return the state after a round with these sums of ``devices`` devices. Raises ValueError
     where they cannot be sums of rows."""
-    found = sums_layout(settings).unpack(total)
+    check_sums(total, settings)
+    return _advanced(state, sums_layout(settings).unpack(total), devices, settings)
+
+
+def check_sums(sums: Sums, settings: Statistics) -> None:
+    """Raise ValueError where these sums, of one device or of all, cannot be those of rows."""
+    found = sums_layout(settings).unpack(sums)
     rows = int(found["rows"])
-    if not 0 <= rows <= MOST_ROWS or devices < 0:
-        raise ValueError(f"a total of {rows} rows of {devices} devices was given")
+    if not 0 <= rows <= MOST_ROWS:
+        raise ValueError(f"sums of {rows} rows were given; expected 0 to {MOST_ROWS}")
     _check_counts(found, rows)
-    return _advanced(state, found, devices, settings)
 
 
 def advance_noisy(
