@@ -1,5 +1,5 @@
-"""A run without a model, without a network: restarts at any point, lost devices, a total that can
-be none, and a roll back."""
+"""A run without a model, without a network: restarts at any point, lost devices, sums that can be
+none, and a roll back."""
 
 from __future__ import annotations
 
@@ -126,22 +126,21 @@ def test_sums_that_are_too_large_are_refused(make_plan: Callable[..., Plan]) -> 
     assert refused.value.code == Code.OUT_OF_RANGE
 
 
-def test_a_total_that_can_be_none_ends_the_round_without_a_state(
-    make_plan: Callable[..., Plan],
-) -> None:
-    """A device that says -1000 rows spoils its round, by name, and the next one is as it should
-    be."""
+def test_a_report_of_no_rows_is_refused_and_spoils_no_round(make_plan: Callable[..., Plan]) -> None:
+    """A device that said -1000 rows spoiled the round of all."""
     plan = make_plan()
     running = ComputingFleet(plan, TABLES)
     running.check_in(*AGES)
     for device in "abcd":
         sums = running.sums_of(device)
         if device == "b":
-            sums[0] = -1000
+            wrong = sums.copy()
+            wrong[0] = -1000
+            with pytest.raises(ProtocolError, match="the sums are of no rows: sums of -1000 rows"):
+                running.answer(running.lease_of(device), wrong)
         running.answer(running.lease_of(device), sums)
     (row,) = [row for row in read_status(plan.data_dir).rounds if row.outcome]
-    assert (row.outcome, running.run.engine.version) == ("abandoned", 0)
-    assert running.run.finished is None
+    assert (row.outcome, running.run.engine.version) == ("committed", 1)
 
 
 def test_a_run_that_is_rolled_back_measures_again(make_plan: Callable[..., Plan]) -> None:
