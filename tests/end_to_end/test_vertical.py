@@ -121,7 +121,7 @@ def test_a_token_that_is_no_partys_is_refused(
         laboratory = (tmp_path / "coordinator" / "laboratory.token").read_text("utf-8")
         (tmp_path / "coordinator" / "hospital.token").write_text(laboratory, "utf-8")
         assert finished(processes.party("hospital")) == 4
-        assert "this run has no party hospital with that token" in said(tmp_path)
+        assert "this run has nobody called hospital with that token" in said(tmp_path)
     finally:
         coordinator.terminate()
         assert finished(coordinator) == 0

@@ -12,7 +12,7 @@ def misfit_of_join(message: PartyJoin, name: str, bundle: object | None) -> str:
     name.
     """
     if bundle is None or message.party != name:
-        return f"this run has no party {message.party} with that token"
+        return f"this run has nobody called {message.party} with that token"
     if message.version != VERTICAL_VERSION:
         return (
             f"version {message.version} of this conversation is unknown; the coordinator has "

@@ -164,7 +164,7 @@ def test_terms_give_each_party_its_part_and_labels_to_the_one_that_has_them() ->
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        (join("shop"), "no party shop with that token"),
+        (join("shop"), "nobody called shop with that token"),
         (msgspec.structs.replace(join("bank"), version=2), "version 2 of this conversation"),
         (msgspec.structs.replace(join("bank"), bundle="c" * 64), "All parts of a model are of one"),
     ],

@@ -301,7 +301,7 @@ def test_who_begins_and_who_waits(turns: bool) -> None:
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        (join("b"), "no party b with that token"),
+        (join("b"), "nobody called b with that token"),
         (join("a", version=2), "version 2 of this conversation"),
         (join("a", bundle="c" * 64), "All parts of a model are of one"),
     ],

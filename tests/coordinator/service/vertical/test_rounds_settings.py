@@ -64,3 +64,8 @@ def test_more_devices_than_tops_can_be_held_for_are_refused(tmp_path: Path) -> N
 def test_names_that_are_none_are_refused(tmp_path: Path, names: list[str]) -> None:
     with pytest.raises(FleetError, match="--devices"):
         check_new_plan(tmp_path, names)
+
+
+def test_what_is_no_folder_of_parts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match=r"has no top.bundle: expected the folder NAME.split"):
+        check_new_plan(tmp_path, ["a"])
