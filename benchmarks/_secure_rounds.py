@@ -26,7 +26,7 @@ from fleetlearn_coordinator.aggregation.weighing.weighing import PLAIN
 from fleetlearn_coordinator.secure.helper import Helper
 from fleetlearn_coordinator.secure.helper_book import HelperBounds
 from fleetlearn_coordinator.secure.helper_store import HelperStore, make_helper_store
-from fleetlearn_coordinator.service.training_run.spooled_update import SpooledUpdate
+from fleetlearn_coordinator.storage.spooled_update import SpooledUpdate
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_device.driver.signatures import public_key_of
 from fleetlearn_device.training.masking import counted_words, mask_words

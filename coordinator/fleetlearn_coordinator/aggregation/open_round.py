@@ -99,7 +99,7 @@ class OpenRound:
         self.sums = RoundSums(rules.aggregators, state.model.size)
         self.accepted: list[AcceptedReports] = []
         """The reports that count, without their elements."""
-        self._present = gather(state.model, rules.buffers)
+        self.present = gather(state.model, rules.buffers)
         """The values of the buffers in the model that the round changes, (B,)."""
 
     # Reports
@@ -190,6 +190,11 @@ class OpenRound:
 
     def add(self, reports: ReportColumns) -> None:
         """Add the parts of accepted reports to the sums. In any thread, one call at a time."""
+        self.sums.add(reports, *self.terms(reports))
+
+    def terms(self, reports: ReportColumns) -> tuple[Sequence[float], Values]:
+        """Return with which factors, and which values of the buffers, accepted reports are
+        added."""
         factors = list[float]()
         if self.rules.secure is None:  # else the device has multiplied before it masked
             # Not above 1, whatever the function: a private round counts on that.
@@ -199,12 +204,12 @@ class OpenRound:
             weighing, state = self.rules.weighing, self.weighing_state
             own = [weighing.factor(each, state) for each in reports.weighed]
             factors = [a * b for a, b in zip(factors or [1.0] * len(own), own, strict=True)]
-        self.sums.add(reports, factors, values)
+        return factors, values
 
     def _values(self, reports: ReportColumns, stale: Sequence[float]) -> Values:
         """Return what reports say of the model's buffers. ``stale``: what their staleness leaves of
         it; empty: all of it."""
-        column, size = reports.parts[BUFFERS], self._present.size
+        column, size = reports.parts[BUFFERS], self.present.size
         rows = (
             column
             if isinstance(column, np.ndarray)
@@ -213,8 +218,8 @@ class OpenRound:
         factors = np.array(stale) if stale else np.ones(len(reports))
         if self.rules.weighing.bound is not None:
             weighing, state = self.rules.weighing, self.weighing_state
-            factors *= [weighing.factor_of_values(row, self._present, state) for row in rows]
-        return Values(rows, factors, self._present)
+            factors *= [weighing.factor_of_values(row, self.present, state) for row in rows]
+        return Values(rows, factors, self.present)
 
     # Masked updates that the helper does not add up
 

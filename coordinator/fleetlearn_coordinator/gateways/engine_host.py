@@ -16,11 +16,13 @@ from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import CheckIn, FromCoordinator
 
+from fleetlearn_coordinator.aggregation.partial_sum import Adders
 from fleetlearn_coordinator.conversation.begun import BegunUpload, decode_begun
 from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT
 from fleetlearn_coordinator.conversation.port import Port, Spool
 from fleetlearn_coordinator.gateways import wire
 from fleetlearn_coordinator.gateways.bus import Bus
+from fleetlearn_coordinator.gateways.gateway_adders import CollectsSums, GatewayAdders
 from fleetlearn_coordinator.gateways.gateway_link import GatewayLink, RemoteDevice
 from fleetlearn_coordinator.gateways.lent_files import LentFiles
 from fleetlearn_coordinator.gateways.local_bus import listen_locally
@@ -45,6 +47,15 @@ LOOK = 0.1
 """Seconds between looks whether the process was told to stop, before the first gateway is there."""
 GATEWAY_SILENT = 15.0
 """Seconds without a word of a gateway, after which it is lost: its devices connect to another."""
+
+
+@runtime_checkable
+class GivesUpdatesAway(Protocol):
+    """A run whose updates others may add."""
+
+    def let_add(self, adders: Adders, count: int) -> CollectsSums | None:
+        """Have these processes, of which there are ``count``, add the updates that they store.
+        Returns whom they tell; None: they are to add none."""
 
 
 @runtime_checkable
@@ -81,6 +92,7 @@ class EngineHost:
         """Device -> its connection, once it has joined."""
         self.most = service.max_connections
         self.files: LentFiles
+        self.adders: GatewayAdders
         self.spool: LendableSpool
         self._count, self._folder = gateways, folder
         # as many as a gateway's uploads with a place, and those that lost theirs
@@ -118,6 +130,8 @@ class EngineHost:
     def end(self) -> None:
         """Do nothing more, whatever gateways say."""
         self.ended = True
+        if hasattr(self, "adders"):
+            self.adders.close()
 
     def serve_run(
         self,
@@ -137,6 +151,9 @@ class EngineHost:
         self.files = LentFiles(spool, self._each, releases)
         self._bundles = tuple(str(bundle.path.absolute()) for bundle in bundles)
         self._published = PublishedFiles(self._folder / CONTENTS)
+        self.adders = GatewayAdders(self.gateways, self._folder)
+        if isinstance(port, GivesUpdatesAway):
+            self.adders.run = port.let_add(self.adders, self._count)
         self.run = ServedRun(port, Contents(), failed, name, OutputGate())
         return self.run
 
@@ -173,6 +190,7 @@ class EngineHost:
                 tuple(lost),
                 self._page,
                 None if shown == probe else shown,
+                str(self.adders.folder),
             )
         )
         link.say(wire.PublishContents(self._published.newest, self._published.older))
@@ -195,6 +213,7 @@ class EngineHost:
                 self.keep(number)
             for device in list(link.devices.values()):
                 self.gone(device)
+            self.adders.lost(link.number)
             self.grant()
         except Exception as error:
             self.run.failed(error)

@@ -22,6 +22,7 @@ from fleetlearn_coordinator.conversation.port import Admitted, Spool
 from fleetlearn_coordinator.gateways import wire
 from fleetlearn_coordinator.gateways.bus import Bus
 from fleetlearn_coordinator.gateways.outbox import GatewayOutbox
+from fleetlearn_coordinator.gateways.partial_sums import PartialSums
 from fleetlearn_coordinator.gateways.remote_port import RemotePort
 from fleetlearn_coordinator.gateways.remote_spool import RemoteSpool
 from fleetlearn_coordinator.network.driver import ConnectionDriver
@@ -79,6 +80,7 @@ class EngineLink:
         self._host, self._gateway, self._process = host, gateway, process
         self._loop = asyncio.get_running_loop()
         self.spool = RemoteSpool()
+        self._sums = PartialSums(self._say_soon)
         self.contents = Contents()
         """What devices may fetch."""
         self.shown: str | None = None
@@ -127,6 +129,10 @@ class EngineLink:
         if self._bus is not None:
             self._out.add(message)
             self._flush_soon()
+
+    def _say_soon(self, message: wire.PartialSumMade) -> None:
+        """Say this, from another thread."""
+        self._loop.call_soon_threadsafe(self.say, message)
 
     def left(self, port: RemotePort) -> None:
         """The connection is gone."""
@@ -211,8 +217,9 @@ class EngineLink:
             self._warning = None
 
     def close(self) -> None:
-        """End the bus, once what was said is carried."""
+        """End the bus, once what was said is carried, and add up nothing more."""
         self.warn_no_more()
+        self._sums.close()
         self._flush()
         if self._bus is not None:
             self._bus.close()
@@ -222,7 +229,8 @@ class EngineLink:
             messages = wire.decode_for_gateway(batch)
         except DecodeError as error:
             logger.error("the engine process speaks another language: %s", error)
-            self.close()
+            if self._bus is not None:
+                self._bus.close()
             return
         for message in messages:
             try:
@@ -287,6 +295,8 @@ class EngineLink:
                 self._host.forget_uploads(self.spool, unless=self._tasks())
             case wire.PageMayConnect(port_number):
                 self._host.allow_page(port_number)
+            case wire.BeginSums() | wire.AddToSums() | wire.CollectSums() | wire.ForgetSums():
+                self._sums.do(message)
 
     def _set_up(self, setup: wire.Setup) -> None:
         self.shown, self._folder = setup.shown, Path(setup.contents)
@@ -294,6 +304,7 @@ class EngineLink:
             self._bundles = setup.bundles
             self.contents.add_bundles(*map(open_bundle, setup.bundles))
         self.spool.find(Path(setup.spool))
+        self._sums.begin(Path(setup.spool), Path(setup.sums))
         self.spool.lose(setup.lost)
         self._host.drop_uploads(setup.lost)
         if setup.page is not None:

@@ -27,6 +27,7 @@ from fleetlearn_coordinator.conversation.pending import Pending
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.gateways import wire
 from fleetlearn_coordinator.gateways.bus import Bus
+from fleetlearn_coordinator.gateways.gateway_adders import GatewayAdders
 from fleetlearn_coordinator.gateways.lent_files import LentFiles
 from fleetlearn_coordinator.network.driver import ServedRun
 from fleetlearn_coordinator.network.host import SOFTWARE, spread
@@ -42,6 +43,7 @@ class RunOfGateways(Protocol):
 
     run: ServedRun
     files: LentFiles
+    adders: GatewayAdders
     devices: dict[str, RemoteDevice]
     ended: bool
     most: int
@@ -287,6 +289,7 @@ class GatewayLink:
                 raise ProtocolError(
                     Code.STALE_ROUND, "the coordinator was started again, and lost these bytes"
                 )
+            self._host.adders.stored(self.number, message.file)
             here(port.save_update(device, message.report, message.file, message.largest))
 
         if self._answer(message.question, save):
@@ -365,6 +368,9 @@ class GatewayLink:
     def _note_figures(self, message: wire.GatewayFigures) -> None:
         self.figures = message
 
+    def _partial_sum(self, message: wire.PartialSumMade) -> None:
+        self._host.adders.made(message)
+
     def _failed(self, message: wire.GatewayFailed) -> None:
         self._host.run.failed(FleetError(Code.BUSY, f"gateway {self.number}: {message.text}"))
 
@@ -386,6 +392,7 @@ HANDLERS: dict[type, Callable[[GatewayLink, Any], None]] = {
     wire.TurnOfEngine: GatewayLink._turn,
     wire.GatewayFigures: GatewayLink._note_figures,
     wire.GatewayFailed: GatewayLink._failed,
+    wire.PartialSumMade: GatewayLink._partial_sum,
 }
 """What each message of a gateway that has said hello leads to."""
 

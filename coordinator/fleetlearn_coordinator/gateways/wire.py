@@ -25,6 +25,7 @@ from fleetlearn_protocol.messages import (
     Welcome,
 )
 
+from fleetlearn_coordinator.aggregation.partial_sum import PartialSum, SumsToMake, UpdateToAdd
 from fleetlearn_coordinator.conversation.begun import BegunUpload
 
 
@@ -220,6 +221,16 @@ class GatewayFailed(WireMessage, frozen=True, tag=17):
     text: str
 
 
+class PartialSumMade(WireMessage, frozen=True, tag=18):
+    """A partial sum is in its file."""
+
+    number: int
+    made: PartialSum | None
+    """None: it could not be made."""
+    text: str
+    """Why not."""
+
+
 # --- To a gateway
 
 
@@ -238,6 +249,8 @@ class Setup(WireMessage, frozen=True, tag=1):
     """The port of the coordinator's own page, which may connect."""
     shown: str | None
     """What people read in place of what a device says of its data. None: they read that."""
+    sums: str
+    """The folder of partial sums, whose files are named by their numbers."""
 
 
 class Admission(WireMessage, frozen=True, tag=2):
@@ -331,6 +344,32 @@ class PageMayConnect(WireMessage, frozen=True, tag=13):
     port: int
 
 
+class BeginSums(WireMessage, frozen=True, tag=14):
+    """Begin a partial sum: it has no updates yet."""
+
+    number: int
+    sums: SumsToMake
+
+
+class AddToSums(WireMessage, frozen=True, tag=15):
+    """Add this update, whose report counts, to a partial sum."""
+
+    number: int
+    update: UpdateToAdd
+
+
+class CollectSums(WireMessage, frozen=True, tag=16):
+    """Write the partial sum into its file, and forget it. The answer is ``PartialSumMade``."""
+
+    number: int
+
+
+class ForgetSums(WireMessage, frozen=True, tag=17):
+    """The partial sum is not needed any more."""
+
+    number: int
+
+
 ToEngine: TypeAlias = (
     GatewayHello
     | AskAdmission
@@ -349,6 +388,7 @@ ToEngine: TypeAlias = (
     | TurnOfEngine
     | GatewayFigures
     | GatewayFailed
+    | PartialSumMade
 )
 ToGateway: TypeAlias = (
     Setup
@@ -364,6 +404,10 @@ ToGateway: TypeAlias = (
     | LendFiles
     | TasksOver
     | PageMayConnect
+    | BeginSums
+    | AddToSums
+    | CollectSums
+    | ForgetSums
 )
 
 _encoder = msgspec.msgpack.Encoder()

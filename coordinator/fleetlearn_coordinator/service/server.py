@@ -28,6 +28,7 @@ from fleetlearn_protocol.messages import (
 )
 from fleetlearn_protocol.versions import SEPARATE_BUFFERS, agreed_version
 
+from fleetlearn_coordinator.aggregation.partial_sum import Adders
 from fleetlearn_coordinator.conversation.begun import Announced, BegunUpload
 from fleetlearn_coordinator.conversation.masked_reports import check_masked
 from fleetlearn_coordinator.conversation.port import Admitted, Spool
@@ -72,6 +73,7 @@ from fleetlearn_coordinator.service.task_privacy import why_not_private
 from fleetlearn_coordinator.service.training_run.distilling import DistilQuestion
 from fleetlearn_coordinator.service.training_run.mask_sum import Answer, MaskQuestion
 from fleetlearn_coordinator.service.training_run.members import RunMember
+from fleetlearn_coordinator.service.training_run.pre_sums import PreSums, pays_off
 from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.service.worker_process import WorkerAnswer, WorkerProcess
 
@@ -317,6 +319,14 @@ class RunServer:
             self.run.begun.keep(begun)
         else:
             self.spool.free_spool_file(begun.spool_file)
+
+    def let_add(self, adders: Adders, count: int) -> PreSums | None:
+        """Have these processes, of which there are ``count``, add the updates that they store.
+        Returns whom they tell; None: they are to add none."""
+        if self.run.store.blobs.is_slow or not pays_off(self.run.plan.round.goal, count):
+            return None
+        pre_sums = self.run.reports.pre_sums = PreSums(adders, self._do_work_when_safe)
+        return pre_sums
 
     def release_upload(self, spool_file: int) -> bool:
         """Part from the begun upload in this spool file, which a gateway has: its connection

@@ -27,6 +27,7 @@ from safetensors.numpy import load_file, save_file
 from fleetlearn_coordinator.storage.blobs import PARAMETERS, PART_BYTES, Tensors
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.file_bytes import FileBytes
+from fleetlearn_coordinator.storage.sum_file import read_sum
 
 MODELS, UPLOADS, SUMS_FOLDER, SUMS = "models", "uploads", "sums", ("a", "b")
 LENT = "lent"
@@ -217,17 +218,9 @@ class FileBlobs(FileModels):
     def read_spool_file(
         self, number: int, size: int, begin: int = 0, part_bytes: int = PART_BYTES
     ) -> Iterator[memoryview]:
-        buffer = np.empty(min(size, part_bytes), np.uint8).data
         with named_errors(self.where_spool_file, number):
-            for place in range(0, size, len(buffer)):
-                part = buffer[: size - place]
-                if os.preadv(self._spool[number], [part], begin + place) != len(part):
-                    path = self._spool_path(number)
-                    raise StoreError(
-                        Code.WRONG_LENGTH,
-                        f"{path} ends before its update's {begin + size} bytes: it is damaged",
-                    )
-                yield part
+            path = self._spool_path(number)
+            yield from read_parts(self._spool[number], path, size, begin, part_bytes)
 
     def settle_spool_files(self, sizes: Mapping[int, int]) -> None:
         for number in sizes if self._power else ():
@@ -278,20 +271,7 @@ class FileBlobs(FileModels):
         return crc32
 
     def load_aggregator(self, turn: int, like: Tensors, crc32: int) -> dict[str, NDArray[Any]]:
-        path, place, found = self._sum_path(turn), 0, 0
-        tensors: dict[str, NDArray[Any]] = {}
-        for name, wanted in like.items():
-            tensors[name] = np.fromfile(path, wanted.dtype, wanted.size, offset=place)
-            if tensors[name].size != wanted.size:
-                raise StoreError(
-                    Code.WRONG_LENGTH, f"{path} is shorter than the sum of a round: it is damaged"
-                )
-            place, found = place + wanted.nbytes, checksum(tensors[name].data.cast("B"), found)
-        if found != crc32:
-            raise StoreError(
-                Code.WRONG_HASH, f"{path} was changed after it was written: it is damaged"
-            )
-        return tensors
+        return read_sum(self._sum_path(turn), like, crc32)
 
     def where_aggregator(self) -> str:
         return str(self.folder / SUMS_FOLDER)
@@ -395,3 +375,18 @@ def sync(path: Path) -> None:
         raise
     finally:
         os.close(descriptor)
+
+
+def read_parts(
+    descriptor: int, path: Path, size: int, begin: int, part_bytes: int
+) -> Iterator[memoryview]:
+    """Yield bytes of a spool file that is open, as ``Blobs.read_spool_file`` does."""
+    buffer = np.empty(min(size, part_bytes), np.uint8).data
+    for place in range(0, size, len(buffer)):
+        part = buffer[: size - place]
+        if os.preadv(descriptor, [part], begin + place) != len(part):
+            raise StoreError(
+                Code.WRONG_LENGTH,
+                f"{path} ends before its update's {begin + size} bytes: it is damaged",
+            )
+        yield part

@@ -10,15 +10,18 @@ is the file's inode number, which no other file has while somebody has this one 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from fleetlearn_protocol.frames import Buffer
 
+from fleetlearn_coordinator.storage.blobs import PART_BYTES
 from fleetlearn_coordinator.storage.file_blobs import (
     checkpoint_path,
     named_errors,
+    read_parts,
     spool_path,
     write_all,
 )
@@ -129,3 +132,19 @@ class LentSpool:
         """Write nothing any more."""
         for number in list(self._open):
             self.close_file(number)
+
+
+class SpoolFolder:
+    """Spool files of another process, which this one reads."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder``: of a ``LendableSpool``."""
+        self._folder = folder
+
+    def read_spool_file(
+        self, number: int, size: int, begin: int = 0, part_bytes: int = PART_BYTES
+    ) -> Iterator[memoryview]:
+        """As ``Blobs`` has it."""
+        path = spool_path(self._folder, number)
+        with path.open("rb", buffering=0) as file:
+            yield from read_parts(file.fileno(), path, size, begin, part_bytes)

@@ -22,8 +22,8 @@ from fleetlearn_coordinator.conversation.uploads import (
     Uploads,
     check_parts,
 )
-from fleetlearn_coordinator.service.training_run.spooled_update import SpooledUpdate
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+from fleetlearn_coordinator.storage.spooled_update import SpooledUpdate
 from fleetlearn_protocol import Code, ProtocolError
 from fleetlearn_protocol.encodings import FLOAT32, INT64, MASKED, MASKED64, find_encoding
 from fleetlearn_protocol.formats.whole import sums_to_bytes

@@ -38,13 +38,14 @@ from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.training_run.helper_refusals import HelperRefusals
 from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget
-from fleetlearn_coordinator.service.training_run.round_reports import RoundReports, SpooledReport
+from fleetlearn_coordinator.service.training_run.round_reports import RoundReports
 from fleetlearn_coordinator.service.training_run.round_work import Record
 from fleetlearn_coordinator.service.training_run.saved_mask_set import (
     KEY,
     SavedMaskSet,
     saved_set,
 )
+from fleetlearn_coordinator.service.training_run.spooled_report import SpooledReport
 from fleetlearn_coordinator.storage.ledger import Metadata, Row
 from fleetlearn_coordinator.storage.store import Store
 

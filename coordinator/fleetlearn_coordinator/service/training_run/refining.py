@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from fleetlearn_protocol.vector import Vector
 
-from fleetlearn_coordinator.service.training_run.round_reports import SpooledReport
+from fleetlearn_coordinator.service.training_run.spooled_report import SpooledReport
 
 
 class AveragedRound(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.messages import BUFFERS, UPDATE, Report
@@ -20,25 +20,11 @@ from fleetlearn_coordinator.aggregation.reports import ReportColumns, columns_of
 from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, Norms
 from fleetlearn_coordinator.aggregation.weighing.weighing import reported_of
 from fleetlearn_coordinator.service.training_run.members import Members, RunMember
-from fleetlearn_coordinator.service.training_run.spooled_update import spooled_parts
+from fleetlearn_coordinator.service.training_run.pre_sums import ArrivedSum, PreSums
+from fleetlearn_coordinator.service.training_run.spooled_report import SpooledReport
 from fleetlearn_coordinator.storage.ledger import SavedReport
+from fleetlearn_coordinator.storage.spooled_update import spooled_parts
 from fleetlearn_coordinator.storage.store import Store
-
-
-class SpooledReport(NamedTuple):
-    """A checked report, its parts in its spool file."""
-
-    device: str
-    report: Report
-    version: int | None
-    """Of the model that its task began from. None: an earlier version of this package gave the
-    task."""
-    columns: ReportColumns
-
-    @property
-    def task(self) -> str:
-        return self.report.task
-
 
 AnyRound: TypeAlias = OpenRound | FamilyRound
 
@@ -62,6 +48,8 @@ class RoundReports:
         off the sum again, or where a refiner needs each."""
         self.refined = False
         """Whether the averaged models are refined by something that needs each update."""
+        self.pre_sums: PreSums | None = None
+        """The updates that other processes add. None: this one adds all."""
         self._to_add: deque[SpooledReport] = deque()
         self._to_subtract: deque[SpooledReport] = deque()
         self._early: deque[tuple[int, SpooledReport]] = deque()
@@ -96,7 +84,7 @@ class RoundReports:
         accepted, refusal = self.round.receive(columns)
         if refusal is not None:
             raise refusal.error
-        return SpooledReport(device, report, version, accepted)
+        return SpooledReport(device, report, version, accepted, spool_file)
 
     def _columns(
         self,
@@ -112,9 +100,21 @@ class RoundReports:
         return columns_of(report, self._metrics, weight, largest, parts, staleness, member.number)
 
     def accept(self, report: SpooledReport) -> None:
-        """The report counts for the open round. ``next_to_add`` adds its parts."""
-        self._to_add.append(report)
+        """The report counts for the open round. ``next_to_add`` adds its parts, unless another
+        process does."""
+        if not self._give(report):
+            self._to_add.append(report)
         self._count(report)
+
+    def _give(self, report: SpooledReport) -> bool:
+        """Have another process add the report's parts, if one can. Returns whether it does."""
+        if self.pre_sums is None or self.keeps_updates:
+            return False
+        return self.pre_sums.give(self.round, report, self._parts_to_add(report))
+
+    def waits_for_sums(self) -> bool:
+        """Ask for what other processes have added up. Returns whether some of it is missing."""
+        return self.pre_sums is not None and self.pre_sums.collect()
 
     def _count(self, report: SpooledReport) -> None:
         self.round.accept(report.columns)
@@ -151,6 +151,8 @@ class RoundReports:
         next round changes."""
         self._to_add.clear()
         self._to_subtract.clear()
+        if self.pre_sums is not None:
+            self.pre_sums.forget()
         self.counted = {}
         self.tied = {}
         self.round = self.members.rules.open_round(newest)
@@ -173,6 +175,11 @@ class RoundReports:
     def next_to_add(self) -> Callable[[], None] | None:
         """Return the work of adding the next report, or of taking one off again, for any thread;
         None if the sums are those of the reports that count."""
+        if (pre_sums := self.pre_sums) is not None:
+            if pre_sums.arrived:
+                return partial(self._merge_if_wanted, self.round, pre_sums.arrived.popleft())
+            self._to_add.extend(pre_sums.returned)
+            pre_sums.returned.clear()
         if self._to_add:
             return partial(self._do_if_wanted, self._add, self.round, self._to_add.popleft())
         if self._to_subtract:
@@ -194,11 +201,26 @@ class RoundReports:
             if round.sums is self.round.sums:
                 raise
 
+    def _merge_if_wanted(self, round: AnyRound, arrived: ArrivedSum) -> None:
+        """Add a partial sum, or its updates one by one where its file is damaged."""
+        assert isinstance(round, OpenRound), "partial sums are of one model's round alone"
+        assert self.pre_sums is not None
+        sums = self.pre_sums.read(round, arrived)
+        if sums is not None:
+            round.sums.merge(sums)
+            return
+        for report in arrived.reports:
+            self._do_if_wanted(self._add, round, report)
+
     def _subtract(self, round: AnyRound, report: SpooledReport) -> None:
         assert isinstance(round, OpenRound), "updates are left out of one model's round alone"
         round.subtract(report.columns)
 
     def _add(self, round: AnyRound, report: SpooledReport) -> None:
+        round.add(self._parts_to_add(report))
+
+    def _parts_to_add(self, report: SpooledReport) -> ReportColumns:
+        """Return the report with the parts that count."""
         columns = report.columns
         if not self._is_tied(report.task):
             # The task began before c began again from zeros: the device reports a change of a c_k
@@ -207,7 +229,7 @@ class RoundReports:
                 part: columns.parts[part] for part in (UPDATE, BUFFERS) if part in columns.parts
             }
             columns = replace(columns, parts=whole)
-        round.add(columns)
+        return columns
 
     # What an earlier process left
 
@@ -255,7 +277,7 @@ class RoundReports:
         columns = self._columns(
             row.report, row.spool_file, largest, row.weight, row.staleness, member
         )
-        return self._weighed_before(row, columns)
+        return self._weighed_before(row, columns)._replace(spool_file=row.spool_file)
 
     def _weighed_before(self, row: SavedReport, columns: ReportColumns) -> SpooledReport:
         """Return the report with what an earlier process knew of it. Its plan may have had no use

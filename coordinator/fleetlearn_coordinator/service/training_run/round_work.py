@@ -122,6 +122,8 @@ class RoundWork:
             return BackgroundWork(restore, partial(self._end_roll_back, roll_back.request))
         if (add := self.reports.next_to_add()) is not None:
             return BackgroundWork(add, lambda added, now: [])
+        if self._needs_all_sums and self.reports.waits_for_sums():
+            return None  # once they are here, the caller looks again
         if self._to_average is not None:
             decided, self._to_average = self._to_average, None
             average = partial(self._writer.average, decided, self.reports.round)
@@ -134,6 +136,12 @@ class RoundWork:
             save = self.store.begin_save(self.reports.round.sums.to_tensors())
             return BackgroundWork(save, self._end_save)
         return None
+
+    @property
+    def _needs_all_sums(self) -> bool:
+        """Whether what is to be done next needs every update that counts in the sums."""
+        closed = self._to_average is not None or self._to_commit is not None
+        return closed or (self.store.must_save_aggregator and not self.reports.keeps_updates)
 
     def do_work(self, now: Clocks) -> list[Command]:
         """Do all that is to be done at once, in this thread. Returns the engine's next commands, as

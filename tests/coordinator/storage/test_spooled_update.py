@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator.service.training_run.spooled_update import PART, SpooledUpdate
 from fleetlearn_coordinator.storage.find_storage import find_storage
+from fleetlearn_coordinator.storage.spooled_update import PART, SpooledUpdate
 from fleetlearn_protocol.encodings import find_encoding
 
 SIZE = 3 * PART + 100

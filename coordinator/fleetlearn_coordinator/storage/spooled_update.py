@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.encodings import INT64, MASKED_NAMES, find_encoding, word_bytes
@@ -14,10 +15,19 @@ from fleetlearn_protocol.messages import Part, Report
 from fleetlearn_protocol.secure.fixed_point import Words
 from fleetlearn_protocol.vector import Vector
 
-from fleetlearn_coordinator.storage.blobs import Blobs
+from fleetlearn_coordinator.storage.blobs import PART_BYTES
 
 PART = 32768
 """Elements that are decoded at a time: whole blocks of every encoding."""
+
+
+class SpoolReader(Protocol):
+    """What reads spool files: the run's ``Blobs``, or another process that may read them."""
+
+    def read_spool_file(
+        self, number: int, size: int, begin: int = 0, part_bytes: int = PART_BYTES
+    ) -> Iterator[memoryview]:
+        """As ``Blobs`` has it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +35,7 @@ class SpooledUpdate:
     """``aggregation.updates.Update``, one part of a report: read for as long as the spool file is
     not another upload's."""
 
-    blobs: Blobs
+    blobs: SpoolReader
     spool_file: int
     part: Part
     begin: int
@@ -71,7 +81,7 @@ class SpooledUpdate:
 
 
 def spooled_parts(
-    blobs: Blobs, spool_file: int, report: Report, elements: Mapping[str, int]
+    blobs: SpoolReader, spool_file: int, report: Report, elements: Mapping[str, int]
 ) -> dict[str, SpooledUpdate]:
     """Return the report's parts by name. They lie in the spool file one after the other.
     ``elements``: part -> how many it has."""

@@ -1,0 +1,116 @@
+"""Gateways add up the updates that they stored."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from fleetlearn_coordinator.aggregation.partial_sum import PartialSum, SumsToMake, UpdateToAdd
+from fleetlearn_coordinator.gateways import wire
+from fleetlearn_coordinator.network.peer_log import logger
+
+SUMS = "partial_sums"
+"""The folder with what gateways have added up, in the run's data directory."""
+PATIENCE = 5.0
+"""Seconds that a gateway may take until its partial sum is there, and one more for each
+BYTES_PER_SECOND of its updates. Then the engine process adds them itself."""
+BYTES_PER_SECOND = 2**25
+
+
+class CollectsSums(Protocol):
+    """Who gave the updates away: the run."""
+
+    def collected(self, number: int, made: PartialSum | None) -> None:
+        """A partial sum is there. None: it does not come."""
+
+    def lost(self, adder: int) -> None:
+        """This gateway is gone."""
+
+
+class SpokenTo(Protocol):
+    """A gateway: gateway_link.py."""
+
+    def say(self, message: wire.ToGateway) -> None:
+        """Say this, after what was said before."""
+
+
+class GatewayAdders:
+    """``Adders``: the gateways of a run. Within a running event loop."""
+
+    def __init__(self, gateways: Mapping[int, SpokenTo], folder: Path) -> None:
+        """``gateways``: by their numbers, those that have said hello. ``folder``: the run's data
+        directory. What an earlier process left in it is removed. Raises OSError."""
+        self._gateways, self.folder = gateways, folder.absolute() / SUMS
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(mode=0o700, parents=True)
+        self.run: CollectsSums | None = None
+        """None: the engine process adds all updates."""
+        self._loop = asyncio.get_running_loop()
+        self._stored: dict[int, int] = {}
+        """Number of a spool file -> the gateway that wrote the update in it."""
+        self._late: dict[int, asyncio.TimerHandle] = {}
+        """Number of a partial sum that was asked for -> what gives it up."""
+
+    # What gateways say
+
+    def stored(self, gateway: int, spool_file: int) -> None:
+        """The gateway wrote the update in this spool file, which is complete."""
+        self._stored[spool_file] = gateway
+
+    def made(self, message: wire.PartialSumMade) -> None:
+        """A gateway has written a partial sum, or could not."""
+        if (timer := self._late.pop(message.number, None)) is None:  # nobody waits for it any more
+            Path(self.file_of(message.number)).unlink(missing_ok=True)
+            return
+        timer.cancel()
+        if message.made is None:
+            logger.warning(
+                "a gateway could not add up its updates (%s): they are added here", message.text
+            )
+        if self.run is not None:
+            self.run.collected(message.number, message.made)
+
+    def lost(self, gateway: int) -> None:
+        """The gateway is gone."""
+        self._stored = {file: one for file, one in self._stored.items() if one != gateway}
+        if self.run is not None:
+            self.run.lost(gateway)
+
+    def close(self) -> None:
+        """Do nothing more."""
+        for timer in self._late.values():
+            timer.cancel()
+
+    # What the run says
+
+    def adder_of(self, spool_file: int) -> int | None:
+        return self._stored.get(spool_file)
+
+    def begin(self, adder: int, number: int, sums: SumsToMake) -> None:
+        self._gateways[adder].say(wire.BeginSums(number, sums))
+
+    def add(self, adder: int, number: int, update: UpdateToAdd) -> None:
+        self._gateways[adder].say(wire.AddToSums(number, update))
+
+    def collect(self, adder: int, number: int, size: int) -> None:
+        self._gateways[adder].say(wire.CollectSums(number))
+        patience = PATIENCE + size / BYTES_PER_SECOND
+        self._late[number] = self._loop.call_later(patience, self._give_up, adder, number)
+
+    def _give_up(self, adder: int, number: int) -> None:
+        del self._late[number]
+        logger.warning("gateway %d adds up its updates too slowly: they are added here", adder)
+        if self.run is not None:
+            self.run.collected(number, None)
+
+    def forget(self, adder: int, number: int) -> None:
+        if (timer := self._late.pop(number, None)) is not None:
+            timer.cancel()
+        if adder in self._gateways:
+            self._gateways[adder].say(wire.ForgetSums(number))
+
+    def file_of(self, number: int) -> str:
+        return str(self.folder / str(number))
