@@ -6,6 +6,13 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+from fleetlearn_coordinator.aggregation.partial_sum import (
+    PartialSum,
+    PartSums,
+    PartToAdd,
+    SumsToMake,
+    UpdateToAdd,
+)
 from fleetlearn_coordinator.conversation.begun import BegunUpload
 from fleetlearn_coordinator.gateways import wire
 from fleetlearn_protocol.errors import Code
@@ -51,9 +58,11 @@ TO_ENGINE: list[Any] = [
     wire.TurnOfEngine(5, False),
     wire.GatewayFigures(1, 2, 3, {"tls": 1}, 4, 5, 0.5, None),
     wire.GatewayFailed("no space left on device"),
+    wire.PartialSumMade(2**48, PartialSum(("r-1-1",), (("128", "<f8", 4),), 7), ""),
+    wire.PartialSumMade(2**48, None, "no space left on device"),
 ]  # fmt: skip
 TO_GATEWAY: list[Any] = [
-    wire.Setup(("b",), "served", "run", (3,), None, "hidden"),
+    wire.Setup(("b",), "served", "run", (3,), None, "hidden", "partial_sums"),
     wire.Admission(1, Welcome("fleetlearn 0", 15.0, 4), 1, 2),
     wire.Announcement(2, True, {"update": 1}, BEGUN, 12345),
     wire.Answered(3, 0.25),
@@ -69,6 +78,12 @@ TO_GATEWAY: list[Any] = [
     wire.LendFiles((FILE,)),
     wire.TasksOver(),
     wire.PageMayConnect(80),
+    wire.BeginSums(2**48, SumsToMake(4, (PartSums("update", "mean", ((1, 2),)),), b"1234")),
+    wire.AddToSums(
+        2**48, UpdateToAdd("r-1-1", 3, (PartToAdd(PART, 0, 1, 0.5),), 10, 0.25, b"1234", 1.0)
+    ),
+    wire.CollectSums(2**48),
+    wire.ForgetSums(2**48),
 ]
 
 
