@@ -13,18 +13,21 @@ from typing import Any
 import psutil
 import pytest
 from fleetlearn_coordinator import Plan, read_model
+from fleetlearn_coordinator.service.training_run import pre_sums
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
-from peers import plan_text, write_test_bundle
+from peers import SIZE, plan_text, write_test_bundle
 from processes import Processes, free_port, service_file
 from random_kills import Devices, by_hand
 
 KILLS = 6
 
 
-def write_run(folder: Path, rounds: int, devices: int, **settings: Any) -> tuple[Path, str]:
+def write_run(
+    folder: Path, rounds: int, devices: int, size: int = SIZE, **settings: Any
+) -> tuple[Path, str]:
     """Write a plan whose rounds wait for all devices. Returns its file, and the address."""
     port, file = free_port(), folder / "plan.toml"
-    bundle = write_test_bundle(folder / "test.bundle")
+    bundle = write_test_bundle(folder / "test.bundle", size)
     usual = {
         "round__goal": devices,
         "round__minimum": devices,
@@ -127,6 +130,22 @@ def test_processes_are_killed(run: Processes, tmp_path: Path, seed: int) -> None
     rounds = 60
     file, url = write_run(tmp_path, rounds, 6)
     devices = Devices(url, [f"device-{number}" for number in range(6)])
+    killed = asyncio.run(kill_some(run, file, devices, random.Random(seed), 2))
+    print(dict(killed))
+    check_model(tmp_path, file, devices, rounds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_processes_are_killed_that_add_up_updates(
+    run: Processes, tmp_path: Path, seed: int
+) -> None:
+    """The model is so large, and its rounds have so many updates, that gateways add them up."""
+    rounds, count, size = 12, 16, 2**18
+    assert 4 * size >= pre_sums.SMALLEST
+    assert pre_sums.pays_off(count, 2)
+    file, url = write_run(tmp_path, rounds, count, size)
+    devices = Devices(url, [f"device-{number}" for number in range(count)], size=size)
     killed = asyncio.run(kill_some(run, file, devices, random.Random(seed), 2))
     print(dict(killed))
     check_model(tmp_path, file, devices, rounds)
