@@ -3,6 +3,10 @@
 check-ins: devices that connect at the same instant, over the time until the last has its welcome.
 rounds: whole rounds of all devices, each of which takes the model and sends an update.
 
+``engine_ms_per_update`` is the CPU time of the process that has the run. With a model of 1 MiB or
+more (``--size 262144``) and 8 devices for each gateway, gateways add the updates; with fewer
+devices it does so itself.
+
 The generator of the load takes a core of its own while it works, so the figures of a machine with
 few cores say what is left for the coordinator. Ratios are to no gateways, in the same repeat.
 """
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import _measure as measure
@@ -24,6 +29,15 @@ from fleetlearn_coordinator.network import process_settings
 def used(pid: int) -> float:
     """Return the CPU seconds of a coordinator and of all that it has started."""
     return sum(_process_usage.usage(each).cpu for each in _process_usage.family(pid))
+
+
+def used_by_engine(pid: int) -> float:
+    """Return the CPU seconds of the process that has the run: the coordinator's only one, or the
+    one that its supervisor has started for it."""
+    pids = _process_usage.family(pid)
+    commands = {each: Path(f"/proc/{each}/cmdline").read_text().split("\0") for each in pids}
+    engine = [each for each, words in commands.items() if "--engine" in words]
+    return _process_usage.usage(engine[0] if engine else pid).cpu
 
 
 def measure_one(
@@ -51,7 +65,7 @@ def measure_one(
         size=size, devices=fleet, rounds=rounds, tls=tls, gateways=gateways
     )
     with served as server:
-        before = used(server.pid)
+        before, engine = used(server.pid), used_by_engine(server.pid)
         update = _websocket_device.make_update(size)
         peers = _raw_devices.Fleet(server.url, update, rounds=rounds, ca=server.ca)
         try:
@@ -64,6 +78,8 @@ def measure_one(
         seconds = peers.log[last].last_accepted - peers.log[first].first_task
         figures["rounds_per_s"] = rounds / seconds
         figures["cpu_ms_per_update"] = 1e3 * (used(server.pid) - before) / (rounds * fleet)
+        engine = used_by_engine(server.pid) - engine
+        figures["engine_ms_per_update"] = 1e3 * engine / (rounds * fleet)
     return figures
 
 

@@ -41,6 +41,7 @@ Fault = Callable[[GatewayFleet], Any]
 def tiny_models_are_pre_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pre_sums, "SMALLEST", 1)
     monkeypatch.setattr(pre_sums, "FEWEST", 1)
+    monkeypatch.setattr(pre_sums, "cores", lambda: 3)
 
 
 @pytest.fixture

@@ -249,9 +249,13 @@ def test_what_needs_each_update_is_given_to_nobody() -> None:
 def test_small_models_and_few_updates_stay_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pre_sums, "cores", lambda: 8)
     assert pays_off(16, 2)
     assert not pays_off(15, 2)
     assert not pays_off(10_000, 5), "the sum is saved after 32 updates"
+    monkeypatch.setattr(pre_sums, "cores", lambda: 2)
+    assert pays_off(16, 1)
+    assert not pays_off(16, 2)
     make, elements = rounds("buffers")
     spool = SpoolInMemory()
     others = Others(spool, tmp_path)
