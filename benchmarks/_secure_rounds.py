@@ -26,8 +26,8 @@ from fleetlearn_coordinator.aggregation.weighing.weighing import PLAIN
 from fleetlearn_coordinator.secure.helper import Helper
 from fleetlearn_coordinator.secure.helper_book import HelperBounds
 from fleetlearn_coordinator.secure.helper_store import HelperStore, make_helper_store
-from fleetlearn_coordinator.storage.spooled_update import SpooledUpdate
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+from fleetlearn_coordinator.storage.spooled_update import SpooledUpdate
 from fleetlearn_device.driver.signatures import public_key_of
 from fleetlearn_device.training.masking import counted_words, mask_words
 from fleetlearn_protocol.encodings import FLOAT32, masked_encoding
