@@ -90,7 +90,9 @@ def test_the_socket_of_a_killed_process_is_replaced(tmp_path: Path) -> None:
     dead.close()
 
     async def test() -> None:
-        _, _, server = await pair(path)
+        engine, gateway, server = await pair(path)
+        gateway.bus.close()
+        await until(lambda: engine.why is not None)
         server.close()
 
     asyncio.run(test())
