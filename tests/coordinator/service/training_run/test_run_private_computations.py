@@ -83,7 +83,8 @@ def test_each_number_is_as_near_as_its_noise_says(make_plan: Callable[..., Plan]
         "deviation": (age["deviation"] - ALL.std(), age["noise"]["deviation"]),
     }
     for name, (error, noise) in errors.items():
-        assert 0 < abs(error) < 6 * noise, name
+        assert abs(error) < 6 * noise, name
+    assert errors["mean"][0] != 0  # the rows are whole numbers: theirs may be
     assert age["noise"]["mean"] < 1  # 8 rows of 800, which may be at +-50
     for quantile in age["quantiles"]:
         exact, wide = np.quantile(ALL, quantile["share"]), quantile["most"] - quantile["least"]
