@@ -75,10 +75,15 @@ class Objects:
             raise StoreUnavailableError(Code.BUSY, text) from None
 
     def put(self, key: str, content: Path | bytes | Iterable[bytes]) -> None:
-        """Write an object, whole or not at all. One that is there is replaced. Raises
-        StoreUnavailableError, and what iterating raises."""
+        """Write an object, whole or not at all. One that is there is replaced. Raises StoreError
+        (unknown-content) where there is no such bucket, StoreUnavailableError, and what iterating
+        raises."""
         with self._named("written", key):
-            self._obstore.put(self._store, key, content)
+            try:
+                self._obstore.put(self._store, key, content)
+            except FileNotFoundError:
+                text = f"{self.where}: there is no such bucket; make it with the store's own tools"
+                raise StoreError(Code.UNKNOWN_CONTENT, text) from None
 
     def read(self, key: str) -> bytes | None:
         """Return a small object's bytes; None: it is not there. Raises StoreUnavailableError."""

@@ -235,6 +235,17 @@ def test_what_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_bucket_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise FileNotFoundError("NoSuchBucket")
+
+    monkeypatch.setattr(obstore, "put", fail)
+    with pytest.raises(StoreError, match=r"s3://bucket/fleet/run: there is no such bucket; make"):
+        ObjectBlobs(tmp_path, Objects(URL))
+
+
 def test_a_url_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     with pytest.raises(StoreError, match="oracle://x cannot be used as an object store"):
