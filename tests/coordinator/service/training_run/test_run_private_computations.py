@@ -87,8 +87,10 @@ def test_each_number_is_as_near_as_its_noise_says(make_plan: Callable[..., Plan]
     assert errors["mean"][0] != 0  # the rows are whole numbers: theirs may be
     assert age["noise"]["mean"] < 1  # 8 rows of 800, which may be at +-50
     for quantile in age["quantiles"]:
-        exact, wide = np.quantile(ALL, quantile["share"]), quantile["most"] - quantile["least"]
-        assert 0 < wide < 20
+        # None: up to an end of the range
+        least, most = quantile["least"] or 0.0, quantile["most"] or 100.0
+        exact, wide = np.quantile(ALL, quantile["share"]), most - least
+        assert 0 < wide < 60  # of 180 that were drawn the widest was 36
         assert abs(quantile["value"] - exact) < 2 * wide  # eight standard deviations
     values = [quantile["value"] for quantile in age["quantiles"]]
     assert values == sorted(values)
