@@ -25,9 +25,8 @@ INSTALLED := .venv/.installed .venv/.ort-training
 
 BENCHMARKS := step rounds connections attacks simulator
 STUDIES := hospitals fedprox dropout robust update_encodings selection pace asynchronous personal privacy distillation fedmd peers boosting
-# Three processes, each with whole files of tests. On two cores they take 9 minutes, and two of them 12: many tests wait
-# for processes and sockets.
-PYTEST := -m pytest --numprocesses 3 --dist loadfile
+# Four processes, each with whole files of tests: many tests wait for processes and sockets. On two cores they take 12 minutes.
+PYTEST := -m pytest --numprocesses 4 --dist loadfile
 # The SDK for browsers. It needs Node; nothing else here does.
 WEB := device_sdk/web
 WEB_INSTALLED := $(WEB)/node_modules/.package-lock.json
