@@ -226,8 +226,9 @@ async def file_cannot_be_written(behind: GatewayFleet) -> None:
 async def gateway_forgot(behind: GatewayFleet) -> None:
     for gateway in behind.gateways:
         own = gateway.link._sums
-        await until(lambda own=own: bool(own._sums))
-        next(iter(own._sums.values())).tasks.pop()
+        # A task is in its sum once the thread that adds it has done so.
+        await until(lambda own=own: any(each.tasks for each in own._sums.values()))
+        next(each for each in own._sums.values() if each.tasks).tasks.pop()
 
 
 FAULTS = [
