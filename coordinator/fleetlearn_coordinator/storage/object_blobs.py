@@ -212,12 +212,13 @@ class ObjectBlobs(FileBlobs):
     def load_aggregator(self, turn: int, like: Tensors, crc32: int) -> dict[str, NDArray[Any]]:
         path = self._sum_path(turn)
         path.parent.mkdir(exist_ok=True)
-        if not path.exists() or not path.stat().st_size:
-            fetched = path.with_suffix(".fetched")
-            self.objects.fetch(_sum_key(turn), fetched)
-            # into the file that may be open already
-            path.write_bytes(fetched.read_bytes())
-            fetched.unlink()
+        if path.exists() and path.stat().st_size:
+            with suppress(StoreError):  # such as after a loss of power
+                return super().load_aggregator(turn, like, crc32)
+        fetched = path.with_suffix(".fetched")
+        self.objects.fetch(_sum_key(turn), fetched)
+        path.write_bytes(fetched.read_bytes())  # into the file that may be open already
+        fetched.unlink()
         return super().load_aggregator(turn, like, crc32)
 
     def where_aggregator(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,20 @@ def test_a_copy_that_was_damaged_is_fetched_again(tmp_path: Path) -> None:
         assert blobs.load_model(2, sha256(2))["parameters"].tolist() == [2, 2, 2, 2]
         with pytest.raises(StoreError, match="was changed after it was committed"):
             blobs.load_model(2, sha256(3))
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda content: content[:-8], lambda content: bytes(len(content))]
+)
+def test_a_sum_that_was_damaged_is_fetched_again(
+    tmp_path: Path, harm: Callable[[bytes], bytes]
+) -> None:
+    with opened(tmp_path) as blobs:
+        blobs.open_aggregator()
+        crc32 = blobs.save_aggregator(1, SUM)
+        path = tmp_path / "sums" / "b"
+        path.write_bytes(harm(path.read_bytes()))
+        assert blobs.load_aggregator(1, SUM, crc32)["high"].tolist() == SUM["high"].tolist()
 
 
 def test_who_lost_the_run_writes_nothing(tmp_path: Path) -> None:
