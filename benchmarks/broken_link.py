@@ -1,10 +1,10 @@
 """A large model and its update over a slow link that breaks again and again, while the coordinator
 is restarted.
 
-One device fetches the model and sends an update of the same size, through a proxy with so many
-bytes a second in each direction, whose connections all break each so many seconds. The coordinator
-is stopped (SIGTERM) or killed (SIGKILL) in the middle of the upload, and started again on the same
-data directory. What crosses the link is counted. Interleaved runs the same without a restart.
+One device fetches the model and sends an update of the same size, through a proxy that bounds the
+rate in each direction and breaks all connections at a fixed interval. The coordinator is stopped
+(SIGTERM) or killed (SIGKILL) in the middle of the upload, and started again on the same data
+directory. What crosses the link is counted. Interleaved runs the same without a restart.
 
 The full case takes ten minutes for each column, and little CPU: ``--megabytes 500 --rate 2 --each
 20``.

@@ -31,7 +31,7 @@ STORES = ("postgres", "sqlite_power", "sqlite")
 
 
 def write_rows(folder: Path, ledger: str | None, power: bool, batch: int, seconds: float) -> float:
-    """Write batches of so many rows for some seconds. Returns rows a second."""
+    """Write batches of ``batch`` rows for ``seconds``. Returns rows a second."""
     begin_elsewhere(folder, StoredElsewhere(token_hex(8), ledger))
     storage = find_storage(folder)
     part = FLOAT32.part("update", bytes(8))

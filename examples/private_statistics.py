@@ -57,7 +57,7 @@ def ages() -> list[np.ndarray]:
 
 
 def results(bundle: Bundle, sums: np.ndarray, epsilon: float, runs: int) -> list[dict[str, Any]]:
-    """Return what so many runs find. ``sums``: of all devices, clipped."""
+    """Return what ``runs`` runs find. ``sums``: of all devices, clipped."""
     text = PLAN.format(devices=DEVICES, epsilon=epsilon, clip=CLIP)
     rules = Plan.parse(text, Path(bundle.path).parent).round_rules(bundle.manifest).privacy
     assert rules is not None

@@ -78,8 +78,8 @@ class RoundRules:
 
     @property
     def checks_sums(self) -> bool:
-        """Whether the coordinator sees sums of which not all can be those of rows. Clipped ones
-        can be any."""
+        """Whether the coordinator refuses single reports whose sums no rows can have. Clipped sums
+        may have any values."""
         computation = self.computation
         plain = self.privacy is None and self.secure is None
         return computation is not None and plain and computation.checks_sums

@@ -25,8 +25,8 @@ from fleetlearn_coordinator.conversation.port import Spool
 
 CHECKPOINT_BYTES = 16 * 2**20
 CHECKPOINT_SECONDS = 5.0
-"""After so many bytes of an upload, or so many seconds with some, it is written down how far it
-came. A coordinator that is killed loses no more of it. Smaller and quicker uploads cost nothing."""
+"""Bytes, and seconds in which some came, after which an upload's progress is written down. A
+coordinator that is killed loses no more of the upload. Smaller and quicker ones cost nothing."""
 
 
 def check_parts(

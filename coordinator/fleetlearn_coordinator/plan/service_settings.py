@@ -287,7 +287,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
         return replace(self, metrics=metrics)
 
     def with_gateways(self, gateways: int | None) -> ServiceSettings:
-        """Return these settings with so many gateways; None: as they are."""
+        """Return these settings with this number of gateways; None: as they are."""
         return self if gateways is None else replace(self, gateways=gateways)
 
     def at_port(self, port: int) -> ServiceSettings:

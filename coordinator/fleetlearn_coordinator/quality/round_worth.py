@@ -72,8 +72,8 @@ class WorthRule(NamedTuple):
 
 
 def why_too_large(devices: int, size: int) -> str:
-    """Return why models of ``size`` elements of so many devices are not measured; empty: they
-    are."""
+    """Return why the models of this many devices, of ``size`` elements each, are not measured;
+    empty: they are."""
     held = 4 * devices * size
     if held <= MOST_BYTES:
         return ""

@@ -237,7 +237,7 @@ def _values(values: Iterable[Any]) -> list[Any]:
 
 @lru_cache(maxsize=8)
 def _connection_class(answer: float) -> type[psycopg.Connection[Any]]:
-    """Return the class of connections that wait so many seconds for an answer. Raises StoreError
+    """Return the class of connections that wait ``answer`` seconds for an answer. Raises StoreError
     where psycopg is not installed."""
     # Imported late: who has no run in PostgreSQL needs none of it.
     try:
