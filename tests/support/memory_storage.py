@@ -326,6 +326,7 @@ class MemoryBlobs(MemoryModels):
     """``Blobs`` in memory."""
 
     is_slow = False
+    served = None
 
     def __init__(self, storage: MemoryStorage, most: int) -> None:
         super().__init__(storage)

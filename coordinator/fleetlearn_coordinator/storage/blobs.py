@@ -16,6 +16,8 @@ from fleetlearn_protocol.frames import Buffer
 if TYPE_CHECKING:  # who reads a ledger alone need not wait for numpy
     from numpy.typing import NDArray
 
+    from fleetlearn_coordinator.storage.served_objects import ServedObjects
+
 Tensors: TypeAlias = "Mapping[str, NDArray[Any]]"
 PARAMETERS = "parameters"
 """The tensor of a model that is its parameter vector; the others are the state beside it."""
@@ -88,6 +90,8 @@ class Blobs(StoredModels, Protocol):
     is_slow: bool
     """Whether what makes bytes count takes so long that the event loop must not wait for it:
     ``settle_spool_files``, ``save_aggregator``, ``save_model`` and ``drop_models``."""
+    served: ServedObjects | None
+    """Where what devices may fetch can be published. None: these bytes are in no object store."""
 
     # Spool files
 

@@ -27,6 +27,7 @@ from safetensors.numpy import load_file, save_file
 from fleetlearn_coordinator.storage.blobs import PARAMETERS, PART_BYTES, Tensors
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.file_bytes import FileBytes
+from fleetlearn_coordinator.storage.served_objects import ServedObjects
 from fleetlearn_coordinator.storage.sum_file import read_sum
 
 MODELS, UPLOADS, SUMS_FOLDER, SUMS = "models", "uploads", "sums", ("a", "b")
@@ -84,6 +85,7 @@ class FileBlobs(FileModels):
     """``Blobs`` in a data directory."""
 
     is_slow = False
+    served: ServedObjects | None = None
 
     def __init__(
         self,

@@ -9,7 +9,8 @@ another data directory, is thrown away before it is used.
 
 The objects: ``uploads/slot-NNNN.G``, accepted updates; ``sums/a.G`` and ``sums/b.G``, the
 aggregator's state in turns, and ``sums/begun``; ``models/vNNNNNNNN.safetensors.G``; ``owner``. G is
-the generation of the coordinator that wrote it (object_generations.py).
+the generation of the coordinator that wrote it (object_generations.py). ``served/SHA256`` is what
+devices may fetch (served_objects.py).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from fleetlearn_coordinator.storage.file_blobs import (
 from fleetlearn_coordinator.storage.file_bytes import FileBytes
 from fleetlearn_coordinator.storage.object_generations import NewestObjects, OwnObjects
 from fleetlearn_coordinator.storage.object_store import Objects
+from fleetlearn_coordinator.storage.served_objects import ServedObjects
 
 OWNER = "owner"
 """The object, and the file ``objects-owner`` of the data directory: the generation and a random
@@ -126,6 +128,7 @@ class ObjectBlobs(FileBlobs):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"objects-{OWNER}").write_bytes(name)
         super().__init__(folder, power=power, spool_files=spool_files, check=check)
+        self.served = ServedObjects(objects, check)
         self._versions = {*_versions(self.objects)}
         self._to_fetch: set[int] = set()
         """Spool files with updates that an earlier process accepted: their bytes are in the object

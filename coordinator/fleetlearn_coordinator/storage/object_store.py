@@ -108,6 +108,21 @@ class Objects:
                     file.write(part)
         draft.replace(path)
 
+    def read_range(self, key: str, begin: int, size: int) -> bytes:
+        """Return ``size`` bytes of an object from ``begin`` on, fewer where it ends before that.
+        ``begin``: less than its size. Raises StoreError (unknown-content) where there is no such
+        object, StoreUnavailableError."""
+        with self._named("read", key):
+            return bytes(self._obstore.get_range(self._store, key, start=begin, length=size))
+
+    def url(self, key: str, seconds: float) -> str:
+        """Return a URL by which anybody can GET an object for ``seconds`` from now on. It has no
+        key of the store's, and is a secret itself. The store is not asked; where its credentials
+        come from may be. Raises StoreUnavailableError."""
+        with self._named("signed for", key):
+            expires = timedelta(seconds=seconds)
+            return str(self._obstore.sign(self._store, "GET", key, expires))
+
     def size(self, key: str) -> int | None:
         """Return how many bytes an object has; None: it is not there. Raises
         StoreUnavailableError."""

@@ -330,3 +330,10 @@ def test_a_long_update_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
         blobs.write_spool_file(number, 0, content + b"older bytes")
         blobs.settle_spool_files({number: len(content)})
         assert Objects(URL).read(f"uploads/{spool_path(Path(), number).name}.1") == content
+
+
+def test_what_devices_may_fetch_is_published_by_the_run_s_blobs(tmp_path: Path) -> None:
+    with opened(tmp_path) as blobs:
+        assert blobs.served is not None
+        blobs.served.publish({digest(np.zeros(4, np.float32)): bytes(16)})
+        assert Objects(URL).keys("served") == [digest(np.zeros(4, np.float32))]
