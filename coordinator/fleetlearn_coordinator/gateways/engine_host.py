@@ -191,6 +191,7 @@ class EngineHost:
                 self._page,
                 None if shown == probe else shown,
                 str(self.adders.folder),
+                link.wire,
             )
         )
         link.say(wire.PublishContents(self._published.newest, self._published.older))

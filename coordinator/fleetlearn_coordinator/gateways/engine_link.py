@@ -4,6 +4,7 @@ its devices."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import mmap
 from collections.abc import Callable, Collection, Container
 from pathlib import Path
@@ -25,9 +26,10 @@ from fleetlearn_coordinator.gateways.outbox import GatewayOutbox
 from fleetlearn_coordinator.gateways.partial_sums import PartialSums
 from fleetlearn_coordinator.gateways.remote_port import RemotePort
 from fleetlearn_coordinator.gateways.remote_spool import RemoteSpool
+from fleetlearn_coordinator.gateways.wire_version import OLDEST, WIRE
 from fleetlearn_coordinator.network.driver import ConnectionDriver
 from fleetlearn_coordinator.network.host import SOFTWARE, spread
-from fleetlearn_coordinator.network.peer_log import logger
+from fleetlearn_coordinator.network.peer_log import logger, say_seldom
 from fleetlearn_coordinator.network.transfers.contents import Contents, Older
 from fleetlearn_coordinator.rounds.participation_limits import PrivacyLimitError
 from fleetlearn_coordinator.storage.file_bytes import FileBytes
@@ -90,6 +92,9 @@ class EngineLink:
         self.over = asyncio.Event()
         """Set while there is no bus."""
         self.over.set()
+        self.refused = False
+        """Whether the engine process refused this gateway on the newest bus: they are of releases
+        that cannot work together."""
         self._bus: Bus | None = None
         self._warning: asyncio.TimerHandle | None = None
         """Tells people that the engine process is away."""
@@ -157,6 +162,7 @@ class EngineLink:
     def speak_on(self, bus: Bus) -> EngineLink:
         """Speak on this bus from now on, beginning with a hello. Returns self."""
         self._bus = bus
+        self.refused = False
         self.warn_no_more()
         self.over.clear()
         self._out.take()
@@ -191,6 +197,8 @@ class EngineLink:
                     )
                     for port in present
                 ),
+                WIRE,
+                OLDEST,
             )
         )
         for message in asked:
@@ -261,6 +269,9 @@ class EngineLink:
         match message:
             case wire.Setup():
                 self._set_up(message)
+            case wire.GatewayRefused(text):
+                self.refused = True
+                say_seldom("this gateway was refused", text, logging.ERROR)
             case wire.Admission(number, welcome, download, upload):
                 self._admitted(number, lambda port: Admitted(port, welcome, download, upload))
             case wire.Dismissal(number, come_back):

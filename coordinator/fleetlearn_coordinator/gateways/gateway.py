@@ -28,6 +28,8 @@ SWEEP = 1.0
 """Seconds between looks at all connections."""
 RETRY = 0.1, 1.0
 """Seconds between tries to connect to the engine process: at first, and at most."""
+REFUSED_RETRY = 5.0
+"""The same, while the engine process is of a release with which this gateway cannot work."""
 
 
 def serve_gateway(service: ServiceSettings, number: int, of: int, socket: Path) -> None:
@@ -106,7 +108,7 @@ async def _stay_connected(link: EngineLink, socket: Path) -> None:
         else:
             pause = RETRY[0]
             await link.over.wait()
-            await asyncio.sleep(pause)
+            await asyncio.sleep(REFUSED_RETRY if link.refused else pause)
 
 
 async def _sweep(host: GatewayHost) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from fleetlearn_protocol.messages import CheckIn, ComeBack
+from fleetlearn_protocol.messages import PROTOCOL_VERSION, CheckIn, ComeBack
+from fleetlearn_protocol.versions import agreed_version
+from msgspec.structs import replace
 
 from fleetlearn_coordinator.conversation.pending import Pending
 from fleetlearn_coordinator.conversation.port import Admitted
@@ -44,6 +46,10 @@ class GatewayHost(Host):
         """Ask whether the device may stay, which has joined the run then."""
         if check_in.device not in self.devices and len(self.devices) >= self._places:
             return ComeBack(spread(30.0), "busy")
+        agreed_version(check_in)  # may raise
+        if (check_in.newest_protocol or 0) > PROTOCOL_VERSION:
+            # The engine process, of a newer release, is not to speak what this process does not.
+            check_in = replace(check_in, newest_protocol=PROTOCOL_VERSION)
         port = self.link.new_port(driver.connection.address, check_in)
         # What a device is told was stored before it came over the bus.
         driver.run = ServedRun(port, self.link.contents, self.link.fail, "", self._served_gate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,10 +30,11 @@ from fleetlearn_coordinator.gateways import wire
 from fleetlearn_coordinator.gateways.bus import Bus
 from fleetlearn_coordinator.gateways.gateway_adders import GatewayAdders
 from fleetlearn_coordinator.gateways.lent_files import LentFiles
+from fleetlearn_coordinator.gateways.wire_version import WIRE, agreed_wire, why_refused
 from fleetlearn_coordinator.network.driver import ServedRun
 from fleetlearn_coordinator.network.host import SOFTWARE, spread
 from fleetlearn_coordinator.network.output_gate import OutputOrder
-from fleetlearn_coordinator.network.peer_log import logger
+from fleetlearn_coordinator.network.peer_log import logger, say_seldom
 from fleetlearn_coordinator.rounds.participation_limits import PrivacyLimitError
 
 NO_FIGURES = wire.GatewayFigures(0, 0, 0, {}, 0, 0, 0.0, None)
@@ -93,6 +95,8 @@ class GatewayLink:
         self._loop = asyncio.get_running_loop()
         self.number = -1
         self.process = 0
+        self.wire = WIRE
+        """The version that is spoken on this bus."""
         self.devices: dict[int, RemoteDevice] = {}
         """Number of a connection -> its device, which has joined."""
         self.figures = NO_FIGURES
@@ -174,16 +178,15 @@ class GatewayLink:
             HANDLERS[type(message)](self, message)
 
     def _hello(self, hello: wire.GatewayHello) -> None:
-        if hello.software != SOFTWARE:
-            logger.error(
-                "gateway %d has %s, and this process %s: start the service again, so that all have "
-                "the same",
-                hello.gateway,
-                hello.software,
-                SOFTWARE,
-            )
-            self._bus.close()
+        agreed = agreed_wire(hello.wire, hello.oldest)
+        if agreed is None:
+            name = f"gateway {hello.gateway} ({hello.software}, process {hello.process})"
+            why = why_refused(name, SOFTWARE, hello.wire, hello.oldest)
+            say_seldom(f"gateway {hello.gateway} was refused", why, logging.ERROR)
+            self.say(wire.GatewayRefused(why))
+            self.close()
             return
+        self.wire = agreed
         self.number, self.process = hello.gateway, hello.process
         self._host.said_hello(self, hello)
         logger.info(

@@ -8,6 +8,9 @@ A *connection number* is given by the gateway to each connection that asks to ch
 again: what is said of a connection that the device has left meanwhile is recognised and dropped. A
 *question* has a number too. A gateway asks again what was not answered when the bus was lost, so
 each question may come twice: its answer is then the same, or that of a task which is over.
+
+Gateways and engine processes of two releases speak with each other: wire_version.py has what may
+be changed here.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ class GatewayHello(WireMessage, frozen=True, tag=1):
     process: int
     """Its process number, for people."""
     software: str
-    """A gateway of another version is refused."""
+    """Its release, for people."""
     address: str
     """Where it listens, as a URL."""
     files: tuple[LentFile, ...]
@@ -86,6 +89,10 @@ class GatewayHello(WireMessage, frozen=True, tag=1):
     ended: tuple[AskEnd, ...]
     """Tasks that devices failed meanwhile: those devices wait for others."""
     devices: tuple[PresentDevice, ...]
+    wire: int = 1
+    """Its ``WIRE`` (wire_version.py)."""
+    oldest: int = 1
+    """Its ``OLDEST``."""
 
 
 class AskAdmission(WireMessage, frozen=True, tag=2):
@@ -235,7 +242,7 @@ class PartialSumMade(WireMessage, frozen=True, tag=18):
 
 
 class Setup(WireMessage, frozen=True, tag=1):
-    """The answer to ``GatewayHello``."""
+    """The answer to ``GatewayHello``, unless that is ``GatewayRefused``."""
 
     bundles: tuple[str, ...]
     """The folders or files of the run's bundles."""
@@ -251,6 +258,8 @@ class Setup(WireMessage, frozen=True, tag=1):
     """What people read in place of what a device says of its data. None: they read that."""
     sums: str
     """The folder of partial sums, whose files are named by their numbers."""
+    wire: int = 1
+    """The version that is spoken on this bus."""
 
 
 class Admission(WireMessage, frozen=True, tag=2):
@@ -370,6 +379,13 @@ class ForgetSums(WireMessage, frozen=True, tag=17):
     number: int
 
 
+class GatewayRefused(WireMessage, frozen=True, tag=18):
+    """The answer to the hello of a gateway that speaks no version in common. The bus ends."""
+
+    text: str
+    """Why, and what to do."""
+
+
 ToEngine: TypeAlias = (
     GatewayHello
     | AskAdmission
@@ -408,6 +424,7 @@ ToGateway: TypeAlias = (
     | AddToSums
     | CollectSums
     | ForgetSums
+    | GatewayRefused
 )
 
 _encoder = msgspec.msgpack.Encoder()
