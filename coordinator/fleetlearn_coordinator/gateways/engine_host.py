@@ -351,12 +351,14 @@ class EngineHost:
         ]
 
     def sweep(self, interval: float) -> None:
-        """End gateways that say nothing any more: their process stands still."""
+        """Tell gateways that this process does not stand still, and end those that say nothing any
+        more: their process does."""
         now, longest = time.monotonic(), GATEWAY_SILENT
         since, self._swept = now - self._swept, now
         if since > 1.25 * interval:  # this process stood still itself: that is nobody's silence
             longest += since
         for link in list(self.gateways.values()):
+            link.say_alive()
             if now - link.heard > longest:
                 link.close()
                 self.lost(link)

@@ -37,6 +37,12 @@ from fleetlearn_coordinator.storage.file_bytes import FileBytes
 ADMISSION_PATIENCE = 20.0
 """Seconds that a device waits for its welcome while the engine process is away. Then it is told to
 come back later: devices give up after 30 s or so."""
+ENGINE_SILENT = 15.0
+"""Seconds without a word of the engine process, which speaks once a second, after which it counts
+as away: newcomers are told to come back later at once."""
+MOST_WAITING = 2**16
+"""Messages, or questions without an answer, that wait for the engine process. Above, nothing is
+read from devices until half of them are through."""
 AWAY = 3.0
 """Seconds without the engine process after which people are told: where the service ends, that ends
 first, and this gateway soon after it."""
@@ -62,6 +68,12 @@ class GatewayConnections(Protocol):
 
     def grant(self) -> None:
         """Let uploads begin, as many as there is room for."""
+
+    def hold_devices(self) -> None:
+        """Read nothing from devices for now."""
+
+    def release_devices(self) -> None:
+        """Read from devices again."""
 
 
 class OpenQuestion(NamedTuple):
@@ -96,6 +108,16 @@ class EngineLink:
         """Whether the engine process refused this gateway on the newest bus: they are of releases
         that cannot work together."""
         self._bus: Bus | None = None
+        self._heard = self._loop.time()
+        """When the engine process last said something, or the bus was there."""
+        self._away_since: float | None = self._heard
+        """Since when the engine process says nothing. None: it is there."""
+        self._swept = self._heard
+        """When ``sweep`` looked last."""
+        self._holding = False
+        """Too much waits for the engine process: nothing is read from devices."""
+        self._failure: wire.GatewayFailed | None = None
+        """The first error of this gateway that must end the run. Each engine process is told."""
         self._warning: asyncio.TimerHandle | None = None
         """Tells people that the engine process is away."""
         self._out = GatewayOutbox()
@@ -134,6 +156,24 @@ class EngineLink:
         if self._bus is not None:
             self._out.add(message)
             self._flush_soon()
+        self._look_at_bound()
+
+    def _look_at_bound(self) -> None:
+        """Read nothing from devices while too much of what they said waits."""
+        waiting = max(len(self._out), len(self._questions))
+        if waiting > MOST_WAITING and not self._holding:
+            self._holding = True
+            logger.warning("%d messages wait for the engine process: devices wait, too", waiting)
+            self._host.hold_devices()
+        elif waiting <= MOST_WAITING // 2 and self._holding:
+            self._holding = False
+            self._host.release_devices()
+
+    def is_away(self) -> bool:
+        """Return whether the engine process was away for so long that nobody should wait for it who
+        is not connected yet."""
+        since = self._away_since
+        return since is not None and self._loop.time() - since > ENGINE_SILENT
 
     def _say_soon(self, message: wire.PartialSumMade) -> None:
         """Say this, from another thread."""
@@ -153,6 +193,7 @@ class EngineLink:
         self._flushing = False
         if self._bus is not None and self._out and not self._bus.full:
             self._bus.send(wire.encode_batch(self._out.take()))
+            self._look_at_bound()
 
     def writable(self) -> None:
         self._flush()
@@ -163,6 +204,7 @@ class EngineLink:
         """Speak on this bus from now on, beginning with a hello. Returns self."""
         self._bus = bus
         self.refused = False
+        self._heard = self._loop.time()
         self.warn_no_more()
         self.over.clear()
         self._out.take()
@@ -204,6 +246,8 @@ class EngineLink:
         for message in asked:
             if not isinstance(message, wire.AskEnd):
                 self._out.add(message)
+        if self._failure is not None:
+            self._out.add(self._failure)
         self._flush()
         return self
 
@@ -211,9 +255,11 @@ class EngineLink:
         if self._bus is None:
             return
         self._bus = None
+        self._away_since = self._away_since or self._loop.time()
         self.is_set_up.clear()
         self.over.set()
         self._out.take()
+        self._look_at_bound()
         self.warn_no_more()
         text = "the engine process is away (%s): devices stay connected and wait for it"
         self._warning = self._loop.call_later(AWAY, logger.warning, text, why)
@@ -233,6 +279,10 @@ class EngineLink:
             self._bus.close()
 
     def received(self, batch: bytes) -> None:
+        self._heard = self._loop.time()
+        if self._away_since is not None and self.is_set_up.is_set():
+            self._away_since = None
+            logger.warning("the engine process speaks again")
         try:
             messages = wire.decode_for_gateway(batch)
         except DecodeError as error:
@@ -245,22 +295,41 @@ class EngineLink:
                 self._handle(message)
             except Exception as error:
                 self.fail(error)
+        self._look_at_bound()
         self._host.grant()
 
     def fail(self, error: Exception) -> None:
-        """Something that no device is to blame for: the run must end."""
+        """Something that no device is to blame for: the run must end, at the latest when there is
+        an engine process again."""
         expected = isinstance(error, FleetError | OSError)
         text = in_words(error, file=True)
         logger.error("the gateway failed: %s", text, exc_info=None if expected else error)
-        self.say(wire.GatewayFailed(text))
+        failure = wire.GatewayFailed(text)
+        self._failure = self._failure or failure
+        self.say(failure)
 
-    def sweep(self, now: float) -> None:
-        """Send away whoever has waited for a welcome for too long. Called each second."""
+    def sweep(self, interval: float) -> None:
+        """Look whether the engine process stands still, and send away whoever has waited for a
+        welcome for too long. Called each ``interval`` seconds."""
+        now, silent = self._loop.time(), ENGINE_SILENT
+        since, self._swept = now - self._swept, now
+        if since > 1.25 * interval:  # this process stood still itself: that is nobody's silence
+            silent += since
+        if self._away_since is None and now - self._heard > silent:
+            self._away_since = self._heard
+            logger.warning(
+                "the engine process has said nothing for %.0f s: devices stay connected and wait "
+                "for it; newcomers are told to come back later",
+                now - self._heard,
+            )
         for number, asked in list(self._questions.items()):
             is_late = now - asked.at > ADMISSION_PATIENCE
             if is_late and isinstance(asked.message, wire.AskAdmission):
                 del self._questions[number]
-                self._given_up[number] = asked.port
+                if self._bus is None:
+                    self._ports.pop(asked.port.connection, None)
+                else:
+                    self._given_up[number] = asked.port
                 asked.pending.answer(ComeBack(spread(30.0), "busy"), now)
 
     # What the engine process says
@@ -320,6 +389,7 @@ class EngineLink:
         self._host.drop_uploads(setup.lost)
         if setup.page is not None:
             self._host.allow_page(setup.page)
+        self._away_since = None
         self.is_set_up.set()
 
     def _answer(self, number: int, answer_for: Callable[[RemotePort], object]) -> RemotePort | None:

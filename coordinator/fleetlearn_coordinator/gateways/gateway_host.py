@@ -44,7 +44,8 @@ class GatewayHost(Host):
         self, driver: ConnectionDriver, check_in: CheckIn
     ) -> Admitted | ComeBack | Pending[Admitted | ComeBack]:
         """Ask whether the device may stay, which has joined the run then."""
-        if check_in.device not in self.devices and len(self.devices) >= self._places:
+        full = check_in.device not in self.devices and len(self.devices) >= self._places
+        if full or self.link.is_away():
             return ComeBack(spread(30.0), "busy")
         agreed_version(check_in)  # may raise
         if (check_in.newest_protocol or 0) > PROTOCOL_VERSION:
@@ -78,9 +79,21 @@ class GatewayHost(Host):
                 driver.conversation.upload = None
                 driver.connection.transport.abort()
 
+    def hold_devices(self) -> None:
+        """Read nothing from devices for now. Those that stay silent for too long are ended, and
+        told to come back later when they connect again."""
+        for driver in self.devices.values():
+            driver.connection.hold()
+
+    def release_devices(self) -> None:
+        """Read from devices again, except those that wait for an answer."""
+        for driver in self.devices.values():
+            if not driver.conversation.asks:
+                driver.connection.go_on()
+
     def sweep(self, interval: float) -> None:
         super().sweep(interval)
-        self.link.sweep(self._loop.time())
+        self.link.sweep(interval)
         now = self.connections_now()
         uploads = self.uploads_of(self.link.spool)
         self.link.say(

@@ -126,6 +126,12 @@ class GatewayLink:
             elements = {part: of(message.task, part) for part in parts}
         self.say(wire.TellDevice(device.connection, message, elements))
 
+    def say_alive(self) -> None:
+        """Say that this process does not stand still. That promises nothing, so that it waits for
+        no store."""
+        batch: list[wire.ToGateway] = [wire.EngineAlive()]
+        self._bus.send(wire.encode_batch(batch))
+
     def _flush(self) -> None:
         self._flushing = False
         if self._out:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from fleetlearn_coordinator.gateways.wire import BytesIn, BytesOut, StepsOf, ToEngine
+from msgspec.structs import replace
+
+from fleetlearn_coordinator.gateways.wire import (
+    BytesIn,
+    BytesOut,
+    GatewayFigures,
+    StepsOf,
+    ToEngine,
+)
 
 
 class GatewayOutbox:
-    """A gateway's messages for the engine process, in order. Of what a device does again and again,
-    the steps and bytes of its task, one message is kept, with the newest figures."""
+    """A gateway's messages for the engine process, in order. Of what is said again and again, the
+    steps and bytes of a device's task and the figures of the gateway, one message is kept, with the
+    newest figures."""
 
     def __init__(self) -> None:
         self._messages: list[ToEngine] = []
         self._places: dict[tuple[object, ...], int] = {}
         """What a message is about -> its place, for messages that a later one replaces."""
 
-    def __bool__(self) -> bool:
-        return bool(self._messages)
+    def __len__(self) -> int:
+        return len(self._messages)
 
     def add(self, message: ToEngine) -> None:
         """Say this, after what was said before."""
@@ -38,6 +47,13 @@ class GatewayOutbox:
                     assert isinstance(before, BytesOut)
                     message = BytesOut(connection, sha256, end, size + before.size)
                 self._put(key, message)
+            case GatewayFigures():
+                place = self._places.get(("figures",))
+                if place is not None:
+                    last = self._messages[place]
+                    assert isinstance(last, GatewayFigures)
+                    message = replace(message, lag=max(message.lag, last.lag))
+                self._put(("figures",), message)
             case _:
                 self._messages.append(message)
 

@@ -16,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fleetlearn_protocol.command_line import stop_signals
@@ -29,6 +30,11 @@ PAUSES = 0.1, 10.0
 after a start doubles them."""
 STEADY = 30.0
 """Seconds after which a process that dies was not dying at its start."""
+STOPPED_LIMIT = 60.0
+"""Seconds after which a process that was stopped (SIGSTOP) is killed, and started again. Seconds in
+which this process or the machine stood still do not count."""
+LOOK = 1.0
+"""Seconds between looks whether a process is stopped."""
 END_TIMEOUT = 45.0
 """Seconds that the engine process has to end in an orderly way: fewer than a service has."""
 GATEWAY_END_TIMEOUT = 10.0
@@ -68,6 +74,31 @@ class Child:
             self._pause = PAUSES[0]
         pause, self._pause = self._pause, min(2 * self._pause, PAUSES[1])
         return pause
+
+    def is_stopped(self) -> bool:
+        """Return whether a signal has stopped the process. A process that a debugger has stopped is
+        none, and where there is no /proc this returns False."""
+        try:
+            stat = Path(f"/proc/{self.process.pid}/stat").read_bytes()
+        except OSError:
+            return False
+        return stat.rpartition(b")")[2].split()[:1] == [b"T"]
+
+    async def kill_if_stopped(self) -> None:
+        """Kill the process whenever it was stopped for STOPPED_LIMIT seconds: those who wait for it
+        have waited long enough. Never returns."""
+        stopped, last = 0.0, time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK)
+            now = time.monotonic()
+            stopped = stopped + min(now - last, 2 * LOOK) if self.is_stopped() else 0.0
+            last = now
+            if stopped > STOPPED_LIMIT:
+                text = "%s (process %d) was stopped for %.0f s, and is killed"
+                logger.error(text, self.name, self.process.pid, stopped)
+                self.process.kill()
+                await self.process.wait()
+                stopped = 0.0
 
     async def end(self, timeout: float) -> None:
         """End the process in an orderly way, or at last by force."""
@@ -126,7 +157,9 @@ async def _keep_running(
 ) -> int | None:
     """Start again what dies. Returns the status with which a process ended, so that all is to end;
     None: somebody wants that."""
-    watching = {asyncio.create_task(_watch(child)): child for child in (engine, *gateways)}
+    children = (engine, *gateways)
+    watching = {asyncio.create_task(_watch(child)): child for child in children}
+    looking = [asyncio.create_task(child.kill_if_stopped()) for child in children]
     try:
         ends: set[asyncio.Future[Any]] = {*watching, stopped}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -138,9 +171,9 @@ async def _keep_running(
             logger.error("%s ended with status %d: all are ended", child.name, status)
         return status
     finally:
-        for task in watching:
-            task.cancel()
-        await asyncio.wait(watching)
+        for each in (*watching, *looking):
+            each.cancel()
+        await asyncio.wait([*watching, *looking])
 
 
 async def _watch(child: Child) -> int:

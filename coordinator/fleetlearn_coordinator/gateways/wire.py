@@ -386,6 +386,10 @@ class GatewayRefused(WireMessage, frozen=True, tag=18):
     """Why, and what to do."""
 
 
+class EngineAlive(WireMessage, frozen=True, tag=19):
+    """The engine process does not stand still. Said once a second, whatever else it says."""
+
+
 ToEngine: TypeAlias = (
     GatewayHello
     | AskAdmission
@@ -425,6 +429,7 @@ ToGateway: TypeAlias = (
     | CollectSums
     | ForgetSums
     | GatewayRefused
+    | EngineAlive
 )
 
 _encoder = msgspec.msgpack.Encoder()

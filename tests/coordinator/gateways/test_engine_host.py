@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model
 from fleetlearn_coordinator.conversation.pending import Pending
+from fleetlearn_coordinator.gateways.gateway_link import GatewayLink
 from fleetlearn_coordinator.gateways.wire import (
+    AskAnnounce,
     AskSave,
     PublishContents,
     PublishOlder,
@@ -390,3 +392,75 @@ async def test_a_stop_is_heard_before_any_gateway_is_there(make_plan: PlanMaker)
     async with running(plan, service, lambda: True) as server:
         await server.stop("stopped by SIGTERM")
     assert server.done.result() == "stopped by SIGTERM"
+
+
+@run_async
+async def test_an_engine_that_stands_still_is_noticed(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices stay and go on once it speaks; whoever connects meanwhile does not wait for it."""
+    async with gateway_fleet(make_plan(round__goal=1, round__deadline=60.0)) as behind:
+        a, link = await behind.join("a", 0), behind.gateways[0].link
+        task = await a.task()
+        with monkeypatch.context() as silence:
+            silence.setattr("fleetlearn_coordinator.gateways.engine_link.ENGINE_SILENT", 0.05)
+            silence.setattr(GatewayLink, "say_alive", lambda link: None)
+            await until(link.is_away)
+            b = await behind.join("b", 0, check_in=False)
+            await b.send(CheckIn(1, "b", 10))
+            assert (await b.expect(ComeBack)).reason == "busy"
+        await until(lambda: not link.is_away())
+        assert isinstance(await a.upload(task, update_of(1.0)), Accepted)
+        assert link.is_set_up.is_set(), "the bus stayed"
+
+
+@run_async
+async def test_an_engine_that_turns_is_not_away(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It speaks once a second, also where nothing happens."""
+    monkeypatch.setattr("fleetlearn_coordinator.gateways.engine_link.ENGINE_SILENT", 1.6)
+    async with gateway_fleet(make_plan()) as behind:
+        link = behind.gateways[0].link
+        first = link._heard
+        await until(lambda: link._heard - first > 2.0)
+        assert link._away_since is None
+
+
+@run_async
+async def test_what_waits_for_the_engine_is_bounded(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above the bound nothing is read from devices; all goes on once the engine is there."""
+    monkeypatch.setattr("fleetlearn_coordinator.gateways.engine_link.MOST_WAITING", 4)
+    async with gateway_fleet(
+        make_plan(round__goal=2, round__over_selection=1, round__deadline=60.0)
+    ) as behind:
+        a, b, link = await behind.join("a", 0), await behind.join("b", 0), behind.gateways[0].link
+        task, other = await a.task(), await b.task()
+        await behind.end_engine()
+        for number in range(20):
+            await a.send(Failed(f"{task.task}{number}", "out-of-memory"))
+        await until(lambda: link._holding)
+        reached = len(link._questions)
+        await b.send(report_of(other, update_of(1.0)))
+        await asyncio.sleep(0.1)
+        assert reached <= len(link._questions) <= 20, "and b is not heard"
+        assert not any(isinstance(each.message, AskAnnounce) for each in link._questions.values())
+        await behind.begin_engine()
+        await b.send_update(await b.expect(Grant), update_of(1.0))
+        await b.expect(Accepted)
+        await until(lambda: not link._questions)
+        assert not link._holding
+
+
+@run_async
+async def test_a_gateway_that_fails_while_the_engine_is_away_ends_the_run(
+    make_plan: PlanMaker,
+) -> None:
+    async with gateway_fleet(make_plan(), 1) as behind:
+        await behind.end_engine()
+        behind.gateways[0].link.fail(OSError(28, "No space left on device"))
+        await behind.begin_engine()
+        with pytest.raises(FleetError, match=r"gateway 0: .*no space left on device"):
+            await behind.server.done

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from fleetlearn_coordinator.gateways.outbox import GatewayOutbox
-from fleetlearn_coordinator.gateways.wire import BytesIn, BytesOut, DeviceGone, StepsOf
+from fleetlearn_coordinator.gateways.wire import (
+    BytesIn,
+    BytesOut,
+    DeviceGone,
+    GatewayFigures,
+    StepsOf,
+)
 
 
 def test_the_last_counts_and_bytes_add_up() -> None:
@@ -33,3 +39,16 @@ def test_the_last_counts_and_bytes_add_up() -> None:
     assert not outbox
     outbox.add(StepsOf(1, "t", 4))
     assert outbox.take() == [StepsOf(1, "t", 4)], "the next batch is of its own"
+
+
+def test_figures_replace_each_other() -> None:
+    """They are said each second, also while nobody reads them. The greatest lag counts."""
+    outbox = GatewayOutbox()
+    outbox.add(GatewayFigures(1, 0, 0, {}, 0, 0, 0.5, None))
+    outbox.add(DeviceGone(2))
+    outbox.add(GatewayFigures(3, 4, 4, {"tls": 1}, 1, 1, 0.1, 9.0))
+    assert len(outbox) == 2
+    assert outbox.take() == [
+        GatewayFigures(3, 4, 4, {"tls": 1}, 1, 1, 0.5, 9.0),
+        DeviceGone(2),
+    ]

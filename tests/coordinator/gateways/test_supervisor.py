@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fleetlearn_coordinator.gateways import supervisor
 from fleetlearn_coordinator.gateways.supervisor import Supervised, _supervise, held_port
 
 SCRIPT = """
@@ -59,6 +60,31 @@ def test_what_a_signal_kills_is_started_again(tmp_path: Path) -> None:
     for name in ("engine.1", "gateway.1"):
         with pytest.raises(ProcessLookupError):
             os.kill(process(tmp_path, name) or 0, 0)
+
+
+@pytest.mark.slow
+def test_what_stays_stopped_is_killed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "LOOK", 0.05)
+    monkeypatch.setattr(supervisor, "STOPPED_LIMIT", 0.5)
+
+    async def test() -> None:
+        commands = Supervised(command(tmp_path, "engine"), [command(tmp_path, "gateway")])
+        supervising = asyncio.create_task(_supervise(commands))
+        for name in ("engine", "gateway"):
+            await until(lambda name=name: process(tmp_path, f"{name}.0") is not None)  # type: ignore[misc]
+        paused = process(tmp_path, "gateway.0") or 0
+        os.kill(paused, signal.SIGSTOP)
+        await asyncio.sleep(0.2)  # less than the limit
+        os.kill(paused, signal.SIGCONT)
+        os.kill(process(tmp_path, "engine.0") or 0, signal.SIGSTOP)
+        await until(lambda: process(tmp_path, "engine.1") is not None)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await supervising
+
+    asyncio.run(test())
+    assert not (tmp_path / "gateway.1").exists()
 
 
 @pytest.mark.slow

@@ -84,6 +84,7 @@ TO_GATEWAY: list[Any] = [
     ),
     wire.CollectSums(2**48),
     wire.ForgetSums(2**48),
+    wire.EngineAlive(),
 ]
 
 
