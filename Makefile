@@ -31,7 +31,7 @@ PYTEST := -m pytest --numprocesses 4 --dist loadfile
 WEB := device_sdk/web
 WEB_INSTALLED := $(WEB)/node_modules/.package-lock.json
 # Debian's: in the browsers the slow tests of pages run, and prometheus scrapes a coordinator in one.
-PROGRAMS := chromium firefox-esr prometheus
+PROGRAMS := chromium firefox-esr nats-server prometheus
 # The server is in no folder of PATH there.
 POSTGRES := /usr/lib/postgresql/*/bin/initdb
 # What has no line and no branch without a test; pyproject.toml has the floor of all together.

@@ -1,0 +1,74 @@
+"""Where a run's bus is on NATS, and how a process keeps a connection to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from fleetlearn_protocol.errors import Code, in_words
+
+from fleetlearn_coordinator.gateways.nats_line import BusError, NatsLine, open_line
+from fleetlearn_coordinator.gateways.nats_subjects import Subjects
+from fleetlearn_coordinator.network.peer_log import logger
+from fleetlearn_coordinator.plan.bus_settings import NatsSettings
+
+RETRY = 0.1, 2.0
+"""Seconds between tries to connect to a server: at first, and at most."""
+REMIND = 30.0
+"""Seconds between two warnings that say the same."""
+
+
+class NatsPlace(NamedTuple):
+    """Where a run's bus is."""
+
+    addresses: str
+    settings: NatsSettings
+    subjects: Subjects
+
+
+async def check_place(place: NatsPlace, name: str) -> None:
+    """Connect once. Raises BusError where another try would end in the same way; a server that is
+    not there may come."""
+    try:
+        line = await open_line(place.addresses, name, place.settings)
+    except BusError as error:
+        if error.code is not Code.BUSY:
+            raise
+    else:
+        await line.close()
+
+
+async def stay_connected(
+    place: NatsPlace, name: str, speak: Callable[[NatsLine], Awaitable[None]]
+) -> None:
+    """Connect again and again, until cancelled. ``name``: for the server's own lists. ``speak``:
+    uses each connection until it is over."""
+    loop = asyncio.get_running_loop()
+    pause, longest = RETRY
+    said, said_at = "", 0.0
+    while True:
+        try:
+            line = await open_line(place.addresses, name, place.settings)
+        except BusError as error:
+            if error.text != said or loop.time() - said_at > REMIND:
+                logger.warning("the bus: %s", error.text)
+                said, said_at = error.text, loop.time()
+        else:
+            try:
+                await speak(line)
+                said, pause = "", RETRY[0]
+            except Exception as error:  # a server that went away while it was asked
+                logger.debug("the bus: %s", in_words(error))
+            finally:
+                await line.close()
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, longest)
+
+
+async def end_task(task: asyncio.Task[None]) -> None:
+    """End a task that uses a connection. nats-py may take a cancellation for its own: it is said
+    again."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=0.1)
