@@ -87,12 +87,26 @@ class SendAway(NamedTuple):
     """Seconds until it is to come back."""
 
 
+class RegionEnded(NamedTuple):
+    """A region's part of the round is over (regional_rounds.py)."""
+
+    round: int
+    region: str
+    is_done: bool
+    """Whether its reports count. False: the region has failed, and contributes nothing."""
+    reports: int
+    text: str
+    """Why, for people."""
+
+
 class Commit(NamedTuple):
     """Make the new model of the reports that count, then call ``committed``."""
 
     round: int
     dropped: dict[str, int]
     """How many of the round's leases ended without a report that counts, by cause."""
+    regions: tuple[str, ...] | None = None
+    """The regions that are done, whose reports alone count. None: rounds have no regions."""
 
 
 class Abandon(NamedTuple):
@@ -183,6 +197,7 @@ Command = (
     | Revived
     | CancelTask
     | SendAway
+    | RegionEnded
     | Commit
     | Abandon
     | ExchangeOpened

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
@@ -29,9 +30,12 @@ from fleetlearn_coordinator.rounds.commands import (
     Commit,
     Finish,
     Opened,
+    RegionEnded,
     Revived,
 )
 from fleetlearn_coordinator.rounds.exchange import SavedExchange
+from fleetlearn_coordinator.rounds.lease_book import Terms
+from fleetlearn_coordinator.rounds.regional_rounds import IN_WORDS, End, RegionalRounds
 from fleetlearn_coordinator.rounds.round_state import EngineState
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
 from fleetlearn_coordinator.rounds.training_tasks import Restored
@@ -107,11 +111,11 @@ class Engine(EngineState):
         if found.round is not None:
             self.round, self.phase = found.round, Phase.OPEN
         self.deadline = self._round_deadline(now)
-        ends, expires = (
-            self.participation.lease_ends(self.deadline, now),
-            now + max(self.settings.grace, RESTART_GRACE),
-        )
+        ends = partial(self.participation.lease_ends, self.deadline, now)
+        expires = now + max(self.settings.grace, RESTART_GRACE)
         self.tasks.restore(found, self.round, self.version, ends, expires)
+        if self.regional is not None:
+            self.regional.book.count_restored(found.regions, found.over)
         self._restore_limits()
         beside = self.round_exchanges
         if beside is not None and found.round is not None and beside.closes(self.round):
@@ -263,8 +267,7 @@ class Engine(EngineState):
             raise ValueError(
                 f"task {task} of {device} is not wanted in round {self.round} ({self.phase})"
             )
-        goes_on = self.book.tasks and self.wanted_reports() > 0 and not self.settings.asynchronous
-        if goes_on and not self.asks_next():
+        if self.participation.only_waits(self.book) and not self.asks_next():
             return []  # their slots stay taken: no device can be given a task
         return self._advance(now)
 
@@ -428,20 +431,51 @@ class Engine(EngineState):
             self.tasks.begin_round()
         if self.phase is not Phase.OPEN or not self._may_give_tasks(commands, now):
             return commands
+        commands += self._end_regions(now, filled=False)
         if policy.wanted_reports(self.book) <= 0:
             return commands + self._close(now, by_deadline=False)
-        free = policy.free_slots(self.book)
-        if free > 0 and (waiting.idle or waiting.doubted) and not self.paused:
-            ends = policy.lease_ends(self.deadline, now)
-            commands += self.tasks.give(free, self.round, self.version, self.deadline, ends, now)
-        if waiting.again and not self.paused and (lacking := policy.lacking(self.book)) > 0:
-            ends = policy.lease_ends(self.deadline, now)
-            commands += self.tasks.give_again(
-                lacking, self.round, self.version, self.deadline, ends, now
-            )
+        for region in () if self.paused else policy.parts():
+            free = policy.free_slots(book, region)
+            if free > 0 and (waiting.idle or waiting.doubted):
+                commands += self.tasks.give(free, self.round, self._terms(region, now), now)
+            if waiting.again and (lacking := policy.lacking(book, region)) > 0:
+                terms = self._terms(region, now)
+                commands += self.tasks.give_again(lacking, self.round, terms, now)
+        commands += self._end_regions(now, filled=True)
         if policy.nobody_is_left(self.book):
             return commands + self._close(now, by_deadline=False)
         return commands
+
+    def _terms(self, region: str | None, now: float) -> Terms:
+        """Return the terms of leases that are given now, in this region of the open round."""
+        policy, deadline = self.participation, self.deadline
+        ends = policy.lease_ends(deadline, now, region)
+        return Terms(self.version, ends, policy.is_short(deadline, now, region), region)
+
+    def _end_regions(self, now: float, *, filled: bool) -> list[Command]:
+        """End the regions' parts of the open round whose time it is. ``filled``: as for
+        ``RegionalRounds.due``."""
+        regional, commands = self.regional, list[Command]()
+        if regional is not None:
+            for name, why in regional.due(self.deadline, now, filled=filled):
+                commands += self._end_region(regional, name, why)
+        return commands
+
+    def _end_region(
+        self, regional: RegionalRounds, name: str, why: End, *, by_deadline: bool = False
+    ) -> list[Command]:
+        """End a region's part of the open round. ``by_deadline``: whether the round's deadline ends
+        it."""
+        commands, late = list[Command](), by_deadline or why == "deadline"
+        text = f"region {name} of round {self.round} is over: {IN_WORDS[why]}"
+        for device in regional.book.devices_in(name):
+            cause = LOST if device in self.book.absent else LATE if late else SURPLUS
+            commands += self.tasks.cancel(device, cause, self.round, Code.ROUND_OVER, text)
+        reports, least = regional.book.reported[name], regional.rules[name].minimum
+        is_done, text = regional.end(name), IN_WORDS[why]
+        if not is_done:
+            text = f"{text}: {reports} reports, {least} are the minimum"
+        return [*commands, RegionEnded(self.round, name, is_done, reports, text)]
 
     def _round_deadline(self, now: float) -> float:
         """Return when a round ends that opens now, with all the time that its exchanges take."""
@@ -532,17 +566,25 @@ class Engine(EngineState):
         can = self.phase is Phase.OPEN or (
             self.settings.outlive and self.phase is not Phase.FINISHED
         )
-        if not can or not self.participation.may_revive(self.book):
+        if not can or task not in self.book.lost:
+            return []
+        if not self.participation.may_revive(self.book, task):
             return []
         if not self.may_report(device):
             return []
-        if not self.tasks.revive(device, task, self.participation.lease_ends(self.deadline, now)):
+        _, terms = self.book.lost[task]
+        ends = self.participation.lease_ends(self.deadline, now, terms.region)
+        if not self.tasks.revive(device, task, ends):
             return []
         return [Revived(device, task, self.round)]
 
     def _close(self, now: float, *, by_deadline: bool) -> list[Command]:
         commands: list[Command] = []
-        book, reports = self.book, len(self.book.accepted)
+        book, reports, regional = self.book, len(self.book.accepted), self.regional
+        if regional is not None:
+            for name in regional.parts():
+                assert name is not None
+                commands += self._end_region(regional, name, "round", by_deadline=by_deadline)
         why = "its deadline has passed" if by_deadline else f"it has its {reports} reports"
         text = f"round {self.round} is over: {why}"
         for device in self.participation.ends_with_round(book):
@@ -554,12 +596,15 @@ class Engine(EngineState):
         if self.settings.outlive:  # what ends from now on counts for the next round
             book.dropped.clear()
         if self.participation.may_commit(book):
-            self.phase, commit = Phase.COMMITTING, Commit(self.round, causes)
+            done = None if regional is None else (*regional.done(),)
+            self.phase, commit = Phase.COMMITTING, Commit(self.round, causes, done)
             if self.round_exchanges is None:
                 return [*commands, commit]
             self.round_exchanges.commit = commit
             return commands + self._advance(now)
         text = f"{reports} reports at the deadline, {self.settings.minimum} are the minimum"
+        if regional is not None:
+            text = regional.too_few()
         return commands + self._abandon(text, causes, now)
 
     def _end_round(self, not_released: Iterable[str] = ()) -> None:

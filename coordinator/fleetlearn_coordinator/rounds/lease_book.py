@@ -34,6 +34,8 @@ class Terms(NamedTuple):
     short: bool = False
     """Whether they have less than half a round's time: to be late is then not the device's
     fault."""
+    region: str | None = None
+    """The region in which they were given. None: rounds have no regions."""
 
 
 @dataclass(slots=True)
@@ -194,7 +196,8 @@ class LeaseBook:
             return False
         del self.lost[task]
         self.dropped.pop(task, None)
-        self.tasks[device], self.terms[device] = task, Terms(found[1].version, ends)
+        self.tasks[device] = task
+        self.terms[device] = found[1]._replace(ends=ends, short=False)
         return True
 
     def _release(self, devices: Sequence[str]) -> Sequence[str]:

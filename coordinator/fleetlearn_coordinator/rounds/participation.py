@@ -2,18 +2,19 @@
 with the round.
 
 Participation is a policy over the lease book. It reads the book and changes nothing there. Each
-policy has the same methods; ``participation_of`` chooses one.
+policy has the same methods: the two here, and the one of rounds with regions (regional_rounds.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.settings import Settings
 
+NO_REGIONS = (None,)
+"""The parts of a round whose slots are given alike, where it has no regions."""
 TOGETHER = 100
 """Asynchronously, slots that come free are given together as soon as one in this number is free. To
 choose a device and to tell it its task alone costs several times as much as among a hundred, and
@@ -50,24 +51,39 @@ class SynchronousRounds:
         self.gather_until = None
         return True
 
-    def free_slots(self, book: LeaseBook) -> int:
-        """Return how many tasks may be given now."""
+    def parts(self) -> Sequence[str | None]:
+        """Return the parts of the open round that take devices: its open regions, by name, or None
+        for the whole of a round that has no regions."""
+        return NO_REGIONS
+
+    def free_slots(self, book: LeaseBook, region: str | None = None) -> int:
+        """Return how many tasks may be given now, in this part of the round."""
         return self.settings.cohort - len(book.tasks) - len(book.accepted)
 
-    def lacking(self, book: LeaseBook) -> int:
-        """Return how many more tasks must run for the round to have a model."""
+    def lacking(self, book: LeaseBook, region: str | None = None) -> int:
+        """Return how many more tasks must run for the round, or this region of it, to have a
+        model."""
         return min(
             self.settings.minimum - len(book.tasks) - len(book.accepted), self.free_slots(book)
         )
 
-    def may_revive(self, book: LeaseBook) -> bool:
-        """Return whether a lost device that returns with its work done may have a slot again."""
+    def may_revive(self, book: LeaseBook, task: str) -> bool:
+        """Return whether a lost device, which returns with the work of this task done, may have a
+        slot again."""
         return self.free_slots(book) > 0
 
-    def lease_ends(self, deadline: float, now: float) -> float:
+    def lease_ends(self, deadline: float, now: float, region: str | None = None) -> float:
         """Return when a lease that is given now ends at the latest, in a round that ends at
         ``deadline``."""
         return deadline + self.settings.deadline if self.settings.carry else deadline
+
+    def is_short(self, deadline: float, now: float, region: str | None = None) -> bool:
+        """Return whether a lease that is given now is short (``Terms.short``)."""
+        return deadline - now < self.settings.deadline / 2
+
+    def wake_at(self, deadline: float) -> float:
+        """Return when the open round, which ends at ``deadline``, is next looked at."""
+        return deadline
 
     def wanted_reports(self, book: LeaseBook) -> int:
         """Return how many more reports the round takes. With the last of them it closes."""
@@ -77,6 +93,11 @@ class SynchronousRounds:
         """Return how many reports may be counted together, since nothing but the last of them has a
         consequence."""
         return self.wanted_reports(book)
+
+    def only_waits(self, book: LeaseBook) -> bool:
+        """Return whether the open round, whose reports alone have changed, goes on as it is: no
+        device can be given a task, and the round does not close."""
+        return len(book.tasks) > 0 and self.wanted_reports(book) > 0
 
     def nobody_is_left(self, book: LeaseBook) -> bool:
         """Return whether the round closes below its goal, since no device has a task any more."""
@@ -114,21 +135,30 @@ class BufferedAsynchronous:
     def may_open(self, idle: int, waiting: int, now: float) -> bool:
         return waiting > 0
 
-    def free_slots(self, book: LeaseBook) -> int:
+    def parts(self) -> Sequence[str | None]:
+        return NO_REGIONS
+
+    def free_slots(self, book: LeaseBook, region: str | None = None) -> int:
         free = self.settings.cohort - len(book.tasks)
         return free if free >= self.settings.cohort // TOGETHER else 0
 
-    def lacking(self, book: LeaseBook) -> int:
+    def lacking(self, book: LeaseBook, region: str | None = None) -> int:
         return min(
             self.settings.goal - len(book.tasks) - len(book.accepted),
             self.settings.cohort - len(book.tasks),
         )
 
-    def may_revive(self, book: LeaseBook) -> bool:
+    def may_revive(self, book: LeaseBook, task: str) -> bool:
         return True  # its work is done: it only has to be sent
 
-    def lease_ends(self, deadline: float, now: float) -> float:
+    def lease_ends(self, deadline: float, now: float, region: str | None = None) -> float:
         return now + self.settings.deadline
+
+    def is_short(self, deadline: float, now: float, region: str | None = None) -> bool:
+        return False  # each has a deadline of its own
+
+    def wake_at(self, deadline: float) -> float:
+        return deadline
 
     def wanted_reports(self, book: LeaseBook) -> int:
         return self.settings.goal - len(book.accepted)
@@ -136,6 +166,9 @@ class BufferedAsynchronous:
     def reports_together(self, book: LeaseBook) -> int:
         slots = len(book.tasks) + self.settings.cohort // TOGETHER - self.settings.cohort
         return min(self.wanted_reports(book), max(1, slots))
+
+    def only_waits(self, book: LeaseBook) -> bool:
+        return False
 
     def nobody_is_left(self, book: LeaseBook) -> bool:
         return False
@@ -148,11 +181,3 @@ class BufferedAsynchronous:
 
     def ends_with_round(self, book: LeaseBook) -> Sequence[str]:
         return []
-
-
-Participation: TypeAlias = SynchronousRounds | BufferedAsynchronous
-
-
-def participation_of(settings: Settings) -> Participation:
-    """Return the policy that the settings ask for."""
-    return BufferedAsynchronous(settings) if settings.asynchronous else SynchronousRounds(settings)

@@ -20,12 +20,17 @@ from fleetlearn_coordinator.rounds.exchange import ExchangePolicy, ExchangeSerie
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.pace import Pace
 from fleetlearn_coordinator.rounds.pairwise import PairwisePolicy
-from fleetlearn_coordinator.rounds.participation import Participation, participation_of
 from fleetlearn_coordinator.rounds.participation_limits import ParticipationLimits, limits_of
+from fleetlearn_coordinator.rounds.regional_rounds import (
+    Participation,
+    RegionalRounds,
+    book_of,
+    participation_of,
+)
 from fleetlearn_coordinator.rounds.round_exchanges import RoundExchanges
 from fleetlearn_coordinator.rounds.selection import Selection
 from fleetlearn_coordinator.rounds.settings import Phase, Settings
-from fleetlearn_coordinator.rounds.strategies.ruled_selection import selection_of
+from fleetlearn_coordinator.rounds.strategies.regional_selection import selection_of
 from fleetlearn_coordinator.rounds.training_tasks import TrainingTasks
 
 EXCHANGE_POLICIES: dict[str, Callable[[Settings], ExchangePolicy | None]] = {
@@ -97,10 +102,10 @@ class EngineState:
 
     def __post_init__(self) -> None:
         rule = self.settings
-        self.book = LeaseBook(rule.grace, rule.stall, rule.outlive)
-        self.participation = participation_of(rule)
+        self.book = book_of(rule)
         self.limits = limits_of(rule)
         self.selection = selection_of(rule)
+        self.participation = participation_of(rule, self.book, self.selection)
         self.selection.limits = self.limits
         self.selection.next_round = self.round + 1
         self.pace = Pace(rule.pace, rule.seed) if rule.pace is not None else None
@@ -121,15 +126,22 @@ class EngineState:
         found = [
             series for series in self.exchanges.values() if series.policy.training_after is not None
         ]
-        if len(found) > 1 or (found and self.settings.outlive):
+        rule = self.settings
+        if len(found) > 1 or (found and (rule.outlive or rule.regions is not None)):
             kinds = ", ".join(series.policy.kind for series in found)
             raise ValueError(
                 f"{kinds} would go with each round: one kind of exchange may, and only in "
-                "synchronous rounds that carry no report to the next one"
+                "synchronous rounds without regions that carry no report to the next one"
             )
         return RoundExchanges(found[0], self.selection) if found else None
 
     # --- the run ---
+
+    @property
+    def regional(self) -> RegionalRounds | None:
+        """The rounds with regions; None: they have none."""
+        policy = self.participation
+        return policy if isinstance(policy, RegionalRounds) else None
 
     @property
     def leases(self) -> Mapping[str, str]:
@@ -190,9 +202,9 @@ class EngineState:
         """Return when ``tick`` is next due, or None."""
         times = [series.wake_at() for series in self.exchanges.values()]
         if self.phase is not Phase.FINISHED:
-            is_open = self.phase is Phase.OPEN
+            policy, is_open = self.participation, self.phase is Phase.OPEN
             times.append(self.book.wake_at())
-            times.append(self.deadline if is_open else self.participation.gather_until)
+            times.append(policy.wake_at(self.deadline) if is_open else policy.gather_until)
         return min((time for time in times if time is not None), default=None)
 
     def finish(

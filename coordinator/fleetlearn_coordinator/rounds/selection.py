@@ -325,9 +325,11 @@ class Selection:
     def go_on(self, devices: Iterable[str]) -> None:
         """After a restart: these devices were given the open round's tasks so far."""
 
-    def choose(self, most: int, round: int, first: int, book: LeaseBook) -> list[str]:
+    def choose(
+        self, most: int, round: int, first: int, book: LeaseBook, region: str | None = None
+    ) -> list[str]:
         """Take ``most`` devices, or all that there are. ``first``: the number of the round's first
-        lease among them."""
+        lease among them. ``region``: the one in which they are; None: rounds have no regions."""
         if self.doubted or self.reliability.careful:
             devices = self._choose_with_care(most, round, first, book)
         else:
@@ -338,10 +340,12 @@ class Selection:
             self.had_turn.update(devices)
         return devices
 
-    def choose_again(self, most: int, round: int, lost: Collection[str]) -> list[str]:
+    def choose_again(
+        self, most: int, round: int, lost: Collection[str], region: str | None = None
+    ) -> list[str]:
         """Take up to ``most`` of the devices that failed in this round and checked in again: first
         those that failed least often. ``lost``: devices that get back the task that they had, which
-        was counted when it was given."""
+        was counted when it was given. ``region``: as in ``choose``."""
         chosen = list[str]()
         for device in sorted(self.again, key=lambda device: (self.failures[device], device)):
             if len(chosen) == most:
@@ -366,12 +370,12 @@ class Selection:
         others are tried, and so are a few of those in doubt, in slots that the round can spare.
         Devices in doubt fill what is left only where the round would be below its minimum.
         """
-        rule, known = self.settings, self.reliability
-        draws = list(picks(rule.seed, round, first, most))
-        spare, chosen = (rule.cohort - rule.goal + 1) // 2, list[str]()
-        if self.doubted and first == 1 and most < len(self.idle):
+        seed, known = self.settings.seed, self.reliability
+        draws = list(picks(seed, round, first, most))
+        spare, chosen = self._spare(), list[str]()
+        if self.doubted and self._is_first(first) and most < self._idle_here():
             trials = spare or 1 - bool(known.careful)
-            chosen += self._choose_trials(picks(rule.seed, round, 1, trials, "trials"))
+            chosen += self._choose_trials(picks(seed, round, 1, trials, "trials"))
         if known.careful:
             proven = [device for device in known.proven if device in self.idle]
             unproven = sum(device not in known.proven for device in book.tasks) + len(chosen)
@@ -383,10 +387,24 @@ class Selection:
                 self.idle.discard(device)
             chosen += picked
         chosen += self._take(self.idle, draws[len(chosen) :])
-        if len(book.accepted) < rule.minimum:
+        if self._lacks_minimum(book):
             for level in sorted(self.doubted):
                 chosen += self._take(self.doubted[level], draws[len(chosen) :])
         return chosen
+
+    def _spare(self) -> int:
+        """Return how many slots the round can spare for devices that may fail."""
+        return (self.settings.cohort - self.settings.goal + 1) // 2
+
+    def _idle_here(self) -> int:
+        return len(self.idle)
+
+    def _is_first(self, first: int) -> bool:
+        """Return whether no device was chosen in this round before. ``first``: as in ``choose``."""
+        return first == 1
+
+    def _lacks_minimum(self, book: LeaseBook) -> bool:
+        return len(book.accepted) < self.settings.minimum
 
     def _take(self, names: SortedList[str], draws: Sequence[int]) -> list[str]:
         """Take a device out for each number."""

@@ -28,6 +28,8 @@ class Stated(NamedTuple):
     charging: bool | None = None
     network: str | None = None
     """``metered`` or ``unmetered``."""
+    region: str = ""
+    """The region that the driver finds it in, where rounds have regions. Empty: none."""
 
 
 NOTHING_STATED = Stated()

@@ -86,6 +86,31 @@ class ReleaseBudget(NamedTuple):
     """The budget once the open round is abandoned, where that leaves fewer rounds. None: this."""
 
 
+class RegionSettings(NamedTuple):
+    """What the engine needs of a region: a named set of devices with a round of its own within each
+    round."""
+
+    name: str
+    goal: int
+    """Reports that end the region's part of a round."""
+    cohort: int
+    """Most slots of the region: leases that run plus reports that count."""
+    minimum: int
+    """Fewest reports with which the region is done at its deadline. With fewer it has failed."""
+    deadline: float
+    """Seconds from the round's start to the end of the region's part. At most the round's."""
+
+
+class RegionsSettings(NamedTuple):
+    """What the engine needs of a plan's [regions]."""
+
+    regions: tuple[RegionSettings, ...]
+    goal: int
+    """Regions that close the round when they are done."""
+    minimum: int
+    """Fewest regions that are done in a round that is committed."""
+
+
 class Settings(NamedTuple):
     """What the engine needs of a plan. Durations are seconds."""
 
@@ -148,6 +173,10 @@ class Settings(NamedTuple):
     """Whether a device has one task in a round at most, whatever becomes of it: where devices add
     the noise of a private run, each update that is sent tells something. Only where rounds are
     synchronous and discard late updates."""
+    regions: RegionsSettings | None = None
+    """Hierarchical rounds (regional_rounds.py), in synchronous rounds that discard late updates.
+    ``goal``, ``cohort`` and ``minimum`` are then the regions' together. None: rounds have no
+    regions."""
 
     @property
     def limits_participation(self) -> bool:

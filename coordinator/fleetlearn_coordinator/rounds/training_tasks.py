@@ -9,7 +9,7 @@ makes the commands for the driver. When tasks are given and end is the engine's 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, repeat
@@ -58,6 +58,11 @@ class Restored(NamedTuple):
     """Reports that count for rounds after the open one, or after the last one."""
     closed: bool = False
     """Whether the open round was closed: it takes no other report, and is to be committed."""
+    regions: Mapping[str, str] = {}
+    """Task -> its region, of the leases and of the reports that count in the open round. Empty:
+    rounds have no regions."""
+    over: Mapping[str, bool] = {}
+    """Region whose part of the open round is over -> whether it is done."""
 
 
 @dataclass(slots=True)
@@ -94,18 +99,24 @@ class TrainingTasks:
         self.book.end_round(version - self.settings.max_staleness)
 
     def restore(
-        self, found: Restored, round: int, version: int, ends: float, expires: float
+        self,
+        found: Restored,
+        round: int,
+        version: int,
+        ends: Callable[[str | None], float],
+        expires: float,
     ) -> None:
         """Go on after a restart with what was stored. ``round``: the open round, or the last one.
-        ``ends``: when leases end at the latest. ``expires``: until when each waits for its
-        device."""
+        ``ends``: returns when leases of a region end at the latest. ``expires``: until when each
+        waits for its device."""
 
         def with_terms(
             rows: Iterable[tuple[str, str, int | None]],
         ) -> Iterable[tuple[str, str, Terms]]:
-            return (
-                (row[0], row[1], Terms(version if row[2] is None else row[2], ends)) for row in rows
-            )
+            for task, device, began in rows:
+                region = found.regions.get(task)
+                own = version if began is None else began
+                yield task, device, Terms(own, ends(region), region=region)
 
         book, selection = self.book, self.selection
         book.restore(
@@ -158,44 +169,33 @@ class TrainingTasks:
 
     # --- how tasks are given ---
 
-    def give(
-        self, most: int, round: int, version: int, deadline: float, ends: float, now: float
-    ) -> list[Assign]:
-        """Give tasks to up to ``most`` devices, in a round that ends at ``deadline``. The leases
-        end at ``ends``."""
-        devices = self.selection.choose(most, round, self.given + 1, self.book)
-        return self._give_to(devices, round, version, deadline, ends, now)
+    def give(self, most: int, round: int, terms: Terms, now: float) -> list[Assign]:
+        """Give tasks to up to ``most`` devices, of the region that the terms name."""
+        devices = self.selection.choose(most, round, self.given + 1, self.book, terms.region)
+        return self._give_to(devices, round, terms, now)
 
-    def give_again(
-        self, most: int, round: int, version: int, deadline: float, ends: float, now: float
-    ) -> list[Command]:
-        """Give tasks to up to ``most`` devices that failed in this round and checked in again. A
-        device that was lost gets back the task that it had: it may still be at it. Where tasks
-        outlive their round it gets another, since the one that it had may be of an older model."""
+    def give_again(self, most: int, round: int, terms: Terms, now: float) -> list[Command]:
+        """Give tasks to up to ``most`` devices, of the region that the terms name, that failed in
+        this round and checked in again. A device that was lost gets back the task that it had: it
+        may still be at it. Where tasks outlive their round it gets another, since the one that it
+        had may be of an older model."""
         commands, others = list[Command](), list[str]()
         lost = {} if self.settings.outlive else self.book.lost
-        had = {device: task for task, (device, _) in lost.items()}
-        for device in self.selection.choose_again(most, round, had):
+        had = {device: task for task, (device, own) in lost.items() if own.region == terms.region}
+        for device in self.selection.choose_again(most, round, had, terms.region):
             task = had.get(device)
-            if task is not None and self.book.revive(device, task, ends):
+            if task is not None and self.book.revive(device, task, terms.ends):
                 self.book.watch(device, now)
                 commands += [Revived(device, task, round), *self.assign_again(device)]
             else:
                 others.append(device)
-        return [*commands, *self._give_to(others, round, version, deadline, ends, now)]
+        return [*commands, *self._give_to(others, round, terms, now)]
 
     def _give_to(
-        self,
-        devices: Sequence[str],
-        round: int,
-        version: int,
-        deadline: float,
-        ends: float,
-        now: float,
+        self, devices: Sequence[str], round: int, terms: Terms, now: float
     ) -> list[Assign]:
         first, begin = self.given + 1, f"{self.prefix}{round}-"
         tasks = [f"{begin}{number}" for number in range(first, first + len(devices))]
-        short = False
         if self.settings.asynchronous:
             self.turns.update(devices)
             turns = map(self.turns.__getitem__, devices)
@@ -203,11 +203,9 @@ class TrainingTasks:
                 task if turn == 1 else f"{task}.{turn}"
                 for task, turn in zip(tasks, turns, strict=True)
             ]
-        else:
-            short = deadline - now < self.settings.deadline / 2
-        self.book.give(devices, tasks, Terms(version, ends, short), now)
+        self.book.give(devices, tasks, terms, now)
         self.given += len(devices)
-        return self._assign(devices, tasks, round, ends, version, again=False)
+        return self._assign(devices, tasks, round, terms.ends, terms.version, again=False)
 
     def assign_again(self, device: str) -> list[Assign]:
         """Return the command that tells a device of the task that it has already."""

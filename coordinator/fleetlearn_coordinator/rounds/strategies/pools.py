@@ -83,15 +83,18 @@ class Pools:
         """Return the labels of a device here that have a quota."""
         return self._found[device][0].labels
 
-    def most(self, quotas: Quotas) -> int:
+    def most(self, quotas: Quotas, label: str | None = None) -> int:
         """Return how many of the devices a new round could give tasks. With labels that overlap it
-        may be fewer than the most that are possible."""
+        may be fewer than the most that are possible. ``label``: only devices with it; None: all."""
         left = {label: share * quotas.size // 1 for label, share in quotas.exact.items()}
         found = 0
         for kind, names in sorted(self.pools.items(), key=lambda row: (len(row[0].labels), row[0])):
-            count = min([len(names), *(int(left[label]) for label in kind.labels)])
-            for label in kind.labels:
-                left[label] -= count
+            if label is not None and label not in kind.labels:
+                continue
+            limited = [each for each in kind.labels if each in left]  # a region has no share
+            count = min([len(names), *(int(left[each]) for each in limited)])
+            for each in limited:
+                left[each] -= count
             found += count
         return found
 

@@ -14,7 +14,6 @@ from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.random_draws import stream
 from fleetlearn_coordinator.rounds.selection import Selection
 from fleetlearn_coordinator.rounds.selection_rules import NOTHING_STATED, SelectionRules, Stated
-from fleetlearn_coordinator.rounds.settings import Settings
 from fleetlearn_coordinator.rounds.strategies import oort
 from fleetlearn_coordinator.rounds.strategies.device_memory import DeviceMemory
 from fleetlearn_coordinator.rounds.strategies.pools import Pools
@@ -146,7 +145,9 @@ class RuledSelection(Selection):
 
     # --- who is chosen ---
 
-    def choose(self, most: int, round: int, first: int, book: LeaseBook) -> list[str]:
+    def choose(
+        self, most: int, round: int, first: int, book: LeaseBook, region: str | None = None
+    ) -> list[str]:
         devices = self._choose_with_care(most, round, first, book)
         for device in devices:
             labels = self.quotas.labels_of(self.stated.get(device, NOTHING_STATED).labels)
@@ -308,8 +309,3 @@ class RuledSelection(Selection):
             "ineligible_by": dict(causes),
             "barred": len(self.barred),
         }
-
-
-def selection_of(settings: Settings) -> Selection:
-    """Return the selection that the settings ask for."""
-    return Selection(settings) if settings.selection is None else RuledSelection(settings)

@@ -12,7 +12,8 @@ from fleetlearn_coordinator.rounds.selection import Selection
 from fleetlearn_coordinator.rounds.selection_rules import Oort, SelectionRules, Stated
 from fleetlearn_coordinator.rounds.settings import Settings
 from fleetlearn_coordinator.rounds.strategies.device_memory import DeviceRecord
-from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection, selection_of
+from fleetlearn_coordinator.rounds.strategies.regional_selection import selection_of
+from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 
 SETTINGS = Settings(
     goal=3, cohort=4, minimum=2, deadline=60.0, grace=5.0, gather=4.0, seed=7, stall=10.0
