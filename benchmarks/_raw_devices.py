@@ -36,6 +36,7 @@ from fleetlearn_protocol.messages import (
     Refused,
     Task,
     Uploaded,
+    Waiting,
     Welcome,
     decode_from_coordinator,
     encode,
@@ -112,16 +113,22 @@ class Fleet:
         """Begin ``count`` connections at once, at most ``per_source`` from one loopback address
         (ports run out)."""
         for number in range(count):
-            peer = Peer(f"d{number}", socket.socket(), WRITE)
-            peer.socket.setblocking(False)
-            if number >= per_source:
-                peer.socket.bind((f"127.0.0.{1 + number // per_source}", 0))
-            code = peer.socket.connect_ex(self.address)
-            if code not in (0, errno.EINPROGRESS):
-                self._fail(peer, f"connect: {os.strerror(code)}")
-                continue
-            self.peers.add(peer)
-            self._selector.register(peer.socket, WRITE, peer)
+            far = number // per_source
+            self.connect_one(f"d{number}", f"127.0.0.{1 + far}" if far else None)
+
+    def connect_one(self, name: str, source: str | None = None) -> None:
+        """Begin the connection of a device. ``source``: the address that it comes from; None:
+        any."""
+        peer = Peer(name, socket.socket(), WRITE)
+        peer.socket.setblocking(False)
+        if source is not None:
+            peer.socket.bind((source, 0))
+        code = peer.socket.connect_ex(self.address)
+        if code not in (0, errno.EINPROGRESS):
+            self._fail(peer, f"connect: {os.strerror(code)}")
+            return
+        self.peers.add(peer)
+        self._selector.register(peer.socket, WRITE, peer)
 
     def run(self, until: Callable[[], bool], limit: float) -> None:
         """Go on until ``until()`` is true. Raises TimeoutError after ``limit`` seconds, saying how
@@ -313,11 +320,15 @@ class Fleet:
             case Grant(name, transfer, offset):
                 peer.outgoing.extend(frames(self.update.content, transfer, offset))
                 self._send(peer, Uploaded(name))
-            case Accepted():
-                assert peer.task is not None
+            case Accepted(name) if peer.task is not None and peer.task.task == name:
                 self.counts["accepted"] += 1
                 self.log[peer.task.round].accepted += 1
                 self.log[peer.task.round].last_accepted = time.perf_counter()
+                peer.task = None  # a second answer, to a report that was sent again, does not count
+            case Waiting(name) if peer.task is not None and peer.task.task == name:
+                # Its place is another's: from now on nothing more of it is on its way.
+                self.counts["waited"] += 1
+                self._send(peer, report(peer.task, self.update))
             case ComeBack(_, reason):
                 self.counts[f"told to come back: {reason}"] += 1
             case Refused(code) | Cancel(_, code):

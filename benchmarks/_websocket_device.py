@@ -149,12 +149,14 @@ async def take_part(
                     await connection.send(encode(Uploaded(name)))
                     log[task.round].last_uploaded = time.perf_counter()
                 case Accepted():
-                    assert task is not None
-                    log[task.round].last_accepted = time.perf_counter()
-                    log[task.round].accepted += 1
+                    if task is not None:  # else it answers a report that was sent again
+                        log[task.round].last_accepted = time.perf_counter()
+                        log[task.round].accepted += 1
+                        task = None
+                case Waiting(name) if task is not None and ready is not None and name == task.task:
+                    await connection.send(encode(report(task, ready)))  # its place is another's
                 case ComeBack():
                     return
-                # all of its update is on its way by the time that it reads this
                 case Welcome() | Waiting():
                     pass
                 case other:

@@ -84,6 +84,17 @@ def test_gateways(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_many_connections(tmp_path: Path) -> None:
+    sizes = ("--devices", "40", "--gateways", "2", "--processes", "2", "--goal", "8")
+    options = ("--rounds", "2", "--size", "100", "--idle", "0.5", "--death")
+    found = figures(tmp_path, "many_connections.py", *sizes, *options)
+    assert found.keys() == {"storm", "idle", "rounds", "death"}
+    assert found["storm"]["gateway_ms_per_check_in"] > 0
+    assert found["rounds"]["updates_per_s"] > 0
+    assert found["death"]["lost"] >= 1
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("postgres")
 def test_ledgers(tmp_path: Path) -> None:
     options = ("--repeats", "1", "--rounds", "2", "--devices", "2", "--seconds", "0.05")

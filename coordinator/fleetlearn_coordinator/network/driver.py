@@ -443,6 +443,10 @@ class ConnectionDriver:
             downloads.ask(download, idle=not has_task)
             downloads.go_on(now)
             while not download.turn.is_set():
+                if not downloads.places.waits(download):  # another took its place before it woke up
+                    downloads.ask(download, idle=not has_task)
+                    downloads.go_on(self._loop.time())
+                    continue
                 self.send(Waiting(sha256=download.sha256))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(WAITING_INTERVAL):

@@ -347,6 +347,36 @@ async def test_a_fetch_that_waits_is_told_so_again_and_again(make_plan: PlanMake
             assert isinstance(message, Content)
 
 
+class Nobody(asyncio.WriteTransport):
+    """A transport without bytes."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+@run_async
+async def test_a_download_that_loses_its_place_before_it_wakes_up_waits_for_another(
+    make_plan: PlanMaker,
+) -> None:
+    async with fleet(make_plan(), downloads=1) as (coordinator, join):
+        a, downloads = await join("a"), coordinator.host.downloads
+        other, proven = (Download(name, "0" * 64, Nobody()) for name in ("other", "proven"))
+        downloads.places.held[other] = None
+        await a.send(Fetch(coordinator.run.models.newest.digest))
+        await a.expect(Waiting)
+        now = coordinator.loop.time()
+        downloads.leave(other)
+        downloads.go_on(now)  # gives its place to a, which has not heard of it when the next comes
+        downloads.places.proven.add("proven")
+        downloads.ask(proven, idle=False)
+        downloads.go_on(now)
+        assert [*downloads.places.held] == [proven]
+        await a.expect(Waiting)
+        downloads.leave(proven)
+        downloads.go_on(coordinator.loop.time())
+        assert isinstance(await a.receive(), Content)
+
+
 @run_async
 async def test_a_device_has_one_download_over_all_its_connections(
     make_large_plan: PlanMaker,
