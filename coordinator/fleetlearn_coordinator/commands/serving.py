@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from fleetlearn_coordinator.commands.exits import expected_errors
 from fleetlearn_coordinator.commands.logs import log_at
 from fleetlearn_coordinator.gateways.engine_host import SOCKET
 from fleetlearn_coordinator.gateways.gateway import serve_gateway
+from fleetlearn_coordinator.gateways.replacing import START_AGAIN
 from fleetlearn_coordinator.gateways.supervisor import Supervised, held_port, supervise
 from fleetlearn_coordinator.network.tls import Certificates
 from fleetlearn_coordinator.plan.plan import Plan
@@ -22,12 +24,12 @@ from fleetlearn_coordinator.plan.service_settings import (
     ServiceSettings,
     is_service_file,
 )
-from fleetlearn_coordinator.service.serve import check_alone, serve_engine
+from fleetlearn_coordinator.service.serve import REPLACED, check_alone, serve_engine
 from fleetlearn_coordinator.service.serve import serve as serve_plan
 from fleetlearn_coordinator.service.several_runs import serve_runs
 
 app = typer.Typer()
-PROGRAM = (sys.executable, "-m", "fleetlearn_coordinator")
+PROGRAM = "fleetlearn-coordinator"
 
 
 @app.command()
@@ -100,7 +102,8 @@ def serve(
                 "run, and gateways listen at once",
             )
         elif engine:
-            serve_engine(Plan.load(plan), service=settings, stay=stay)
+            if serve_engine(Plan.load(plan), service=settings, stay=stay).reason == REPLACED:
+                sys.exit(START_AGAIN)
         elif settings.gateways:
             common = ["--gateways", str(settings.gateways), "--log-level", log_level]
             common += [] if service is None else ["--service", str(service)]
@@ -121,34 +124,59 @@ def _supervise(
     if settings.tls is not None:
         Certificates(settings.tls)  # each gateway would say the same of files that cannot be used
     with held_port(settings.host, settings.port) as port:
-        socket = str(plan.data_dir.absolute() / SOCKET)
-        gateway = [*PROGRAM, "gateway", *common, "--socket", socket, "--port", str(port)]
+        bus = str(plan.data_dir.absolute() / SOCKET)
+        gateway = [*_program(), "gateway", *common, "--socket", bus, "--port", str(port)]
         return supervise(
             Supervised(
-                [*PROGRAM, "serve", str(file), "--engine", *common, *own],
-                [[*gateway, "--number", str(number)] for number in range(settings.gateways)],
+                [*_program(), "serve", str(file), "--engine", *common, *own],
+                [gateway] * settings.gateways,
+                (settings.host, port),
             )
         )
+
+
+def _program() -> list[str]:
+    """Return the command that started this process. Where its path goes through a link, processes
+    that are started later are of the release to which the link points then."""
+    started = Path(sys.argv[0])
+    if started.name == PROGRAM:
+        return [str(started.absolute())]
+    return [sys.executable, "-m", "fleetlearn_coordinator"]
 
 
 @app.command(hidden=True)
 def gateway(
     number: Annotated[int, typer.Option(help="This gateway's, from 0 on.", min=0)],
     gateways: Annotated[int, typer.Option(help="How many gateways there are.", min=1)],
-    socket: Annotated[Path, typer.Option(help="Where the engine process listens.")],
+    bus: Annotated[Path, typer.Option("--socket", help="Where the engine process listens.")],
     port: Annotated[int, typer.Option(help="TCP port that the gateways share.", min=1, max=65535)],
     service: Annotated[Path | None, typer.Option(help="The service file.")] = None,
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
     log_format: Annotated[str | None, typer.Option(help="text, or json.")] = None,
+    listening: Annotated[
+        str, typer.Option(help="Descriptors of sockets that listen, with commas between.")
+    ] = "",
+    ready: Annotated[
+        int | None, typer.Option(help="Descriptor that gets a line once devices are served.")
+    ] = None,
 ) -> None:
     """Hold connections of devices for `serve --gateways`, which starts this command.
 
-    It ends when its standard input ends, or by SIGTERM."""
+    It ends when its standard input ends, or by SIGINT; by SIGTERM once its devices have gone to
+    other gateways."""
     with expected_errors():
         settings = ServiceSettings.load(service) if service else ServiceSettings()
         log_at(log_level, log_format or settings.log_format)
-        if number >= gateways:
+        if number >= 2 * gateways:  # a gateway and its replacement have two numbers in turns
             raise ServiceError(
                 Code.BAD_MESSAGE, f"--number {number} was given; there are {gateways} gateways"
             )
-        serve_gateway(settings.with_gateways(gateways).at_port(port), number, gateways, socket)
+        sockets = [_inherited(int(each)) for each in listening.split(",") if each]
+        settings = settings.with_gateways(gateways).at_port(port)
+        serve_gateway(settings, number, gateways, bus, listening=sockets, ready=ready)
+
+
+def _inherited(descriptor: int) -> socket.socket:
+    one = socket.socket(fileno=descriptor)
+    one.setblocking(False)
+    return one

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from fleetlearn_protocol.command_line import stop_signals
 from fleetlearn_protocol.errors import in_words
 from msgspec.structs import replace
 
+from fleetlearn_coordinator.gateways.draining import drain
 from fleetlearn_coordinator.gateways.engine_link import EngineLink
 from fleetlearn_coordinator.gateways.gateway_host import GatewayHost
 from fleetlearn_coordinator.gateways.local_bus import connect_locally
@@ -32,39 +34,77 @@ REFUSED_RETRY = 5.0
 """The same, while the engine process is of a release with which this gateway cannot work."""
 
 
-def serve_gateway(service: ServiceSettings, number: int, of: int, socket: Path) -> None:
-    """Hold connections of devices until SIGTERM or SIGINT comes, or the process that started this
-    one has ended. Blocks.
+def serve_gateway(
+    service: ServiceSettings,
+    number: int,
+    of: int,
+    bus: Path,
+    *,
+    listening: Sequence[socket.socket] = (),
+    ready: int | None = None,
+) -> None:
+    """Hold connections of devices until a signal comes, or the process that started this one has
+    ended. Blocks. On SIGTERM the devices go on at other gateways (draining.py); SIGINT, or a second
+    signal, ends their connections at once, as where the service ends.
 
     ``number``: this gateway's, from 0 on. ``of``: how many there are: each has its share of the
-    service's places for transfers. ``socket``: the engine process's. Raises FleetError, OSError.
+    service's places for transfers. ``bus``: the engine process's socket. ``listening``: sockets to
+    accept connections from, which the supervisor opened; none: this process opens its own.
+    ``ready``: a descriptor that is closed, after a line, once devices are served. Raises
+    FleetError, OSError.
     """
-    asyncio.run(_serve(service, number, of, socket))
+    asyncio.run(_serve(service, number, of, bus, listening, ready))
 
 
-async def _serve(service: ServiceSettings, number: int, of: int, socket: Path) -> None:
+async def _serve(
+    service: ServiceSettings,
+    number: int,
+    of: int,
+    bus: Path,
+    listening: Sequence[socket.socket],
+    ready: int | None,
+) -> None:
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[str] = loop.create_future()
+    hurried = asyncio.Event()
 
     def stop(why: str) -> None:
-        if not stopped.done():
+        if stopped.done():
+            hurried.set()
+        else:
             stopped.set_result(why)
 
     process_settings.keep_freed_memory()
     process_settings.raise_file_limit()
     with stop_signals(loop, lambda signal: stop(signal.name)), parent_ended(stop):
-        async with gateway_running(service, number, of, socket) as host:
+        async with gateway_running(service, number, of, bus, listening) as host:
             process_settings.collect_garbage_rarely()
             logger.info("gateway %d listens on %s", number, host.address)
+            telling = None if ready is None else loop.create_task(_tell_ready(host.link, ready))
             await stopped
+            if telling is not None:
+                telling.cancel()
+            if stopped.result() == "SIGTERM":
+                await drain(host, hurried)
             host.link.warn_no_more()
             await host.empty()
     logger.info("gateway %d ends: %s", number, stopped.result())
 
 
+async def _tell_ready(link: EngineLink, descriptor: int) -> None:
+    await link.is_set_up.wait()
+    with suppress(OSError):  # nobody waits for it
+        os.write(descriptor, b"ready\n")
+    os.close(descriptor)
+
+
 @asynccontextmanager
 async def gateway_running(
-    service: ServiceSettings, number: int, of: int, socket: Path
+    service: ServiceSettings,
+    number: int,
+    of: int,
+    bus: Path,
+    listening: Sequence[socket.socket] = (),
 ) -> AsyncIterator[GatewayHost]:
     """Hold connections of devices, as ``serve_gateway`` does, until the block is left."""
     uploads, downloads = share(service.uploads, of), share(service.downloads, of)
@@ -76,9 +116,9 @@ async def gateway_running(
         gate = None if identities is None else Gate(identities)
         host = GatewayHost(service, places, gate, gateway=number, process=os.getpid())
         async with host:
-            await host.listen(shared=True)
+            await host.listen(shared=True, sockets=listening)
             tasks = [
-                asyncio.create_task(_stay_connected(host.link, socket)),
+                asyncio.create_task(_stay_connected(host.link, bus)),
                 asyncio.create_task(_sweep(host)),
             ]
             try:
@@ -95,12 +135,12 @@ async def gateway_running(
             identities.close()
 
 
-async def _stay_connected(link: EngineLink, socket: Path) -> None:
+async def _stay_connected(link: EngineLink, bus: Path) -> None:
     """Connect to the engine process, again and again: whenever it was started again."""
     pause, longest = RETRY
     while True:
         try:
-            await connect_locally(socket, link.speak_on)
+            await connect_locally(bus, link.speak_on)
         except OSError as error:
             logger.debug("the engine process is not there yet: %s", in_words(error))
             await asyncio.sleep(pause)

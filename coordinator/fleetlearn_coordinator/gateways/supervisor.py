@@ -1,5 +1,9 @@
-"""The process that starts the engine process and the gateways, and starts again whichever of them
-dies. It has no run and no connections itself.
+"""The process that starts the engine process and the gateways, starts again whichever of them dies,
+and on SIGUSR1 replaces them all, one after the other. It has no run and no connections itself.
+
+It opens the sockets on which the gateways listen, one set for each, and has them as long as it
+lives: what waits there to be accepted is not lost where a gateway dies or is replaced, as it would
+be where a process leaves a group of sockets (SO_REUSEPORT).
 
 What it starts has a pipe from here as its standard input, and ends in an orderly way when that
 ends: nothing is left where the supervisor is killed.
@@ -12,29 +16,20 @@ import errno
 import logging
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from fleetlearn_protocol.command_line import stop_signals
 
+from fleetlearn_coordinator.gateways.child_process import Child, Gateway, ReplaceError
+from fleetlearn_coordinator.gateways.replacing import START_AGAIN, asked_to_replace
+from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.network.process_settings import listening_error
 
 logger = logging.getLogger("fleetlearn.coordinator")
 
-PAUSES = 0.1, 10.0
-"""Seconds between the death of a process and its next start: at first, and at most. Each death soon
-after a start doubles them."""
-STEADY = 30.0
-"""Seconds after which a process that dies was not dying at its start."""
-STOPPED_LIMIT = 60.0
-"""Seconds after which a process that was stopped (SIGSTOP) is killed, and started again. Seconds in
-which this process or the machine stood still do not count."""
-LOOK = 1.0
-"""Seconds between looks whether a process is stopped."""
 END_TIMEOUT = 45.0
 """Seconds that the engine process has to end in an orderly way: fewer than a service has."""
 GATEWAY_END_TIMEOUT = 10.0
@@ -48,71 +43,9 @@ class Supervised(NamedTuple):
 
     engine: Sequence[str]
     gateways: Sequence[Sequence[str]]
-
-
-class Child:
-    """One process, which is started again and again."""
-
-    def __init__(self, name: str, command: Sequence[str]) -> None:
-        """``name``: for people."""
-        self.name = name
-        self._command = command
-        self.process: asyncio.subprocess.Process
-        self._began = 0.0
-        self._pause = PAUSES[0]
-
-    async def start(self) -> None:
-        """Start the process. A signal of the terminal does not reach it. Raises OSError."""
-        self._began = time.monotonic()
-        self.process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=subprocess.PIPE, start_new_session=True
-        )
-
-    def next_pause(self) -> float:
-        """Return for how many seconds to wait before the next start."""
-        if time.monotonic() - self._began > STEADY:
-            self._pause = PAUSES[0]
-        pause, self._pause = self._pause, min(2 * self._pause, PAUSES[1])
-        return pause
-
-    def is_stopped(self) -> bool:
-        """Return whether a signal has stopped the process. A process that a debugger has stopped is
-        none, and where there is no /proc this returns False."""
-        try:
-            stat = Path(f"/proc/{self.process.pid}/stat").read_bytes()
-        except OSError:
-            return False
-        return stat.rpartition(b")")[2].split()[:1] == [b"T"]
-
-    async def kill_if_stopped(self) -> None:
-        """Kill the process whenever it was stopped for STOPPED_LIMIT seconds: those who wait for it
-        have waited long enough. Never returns."""
-        stopped, last = 0.0, time.monotonic()
-        while True:
-            await asyncio.sleep(LOOK)
-            now = time.monotonic()
-            stopped = stopped + min(now - last, 2 * LOOK) if self.is_stopped() else 0.0
-            last = now
-            if stopped > STOPPED_LIMIT:
-                text = "%s (process %d) was stopped for %.0f s, and is killed"
-                logger.error(text, self.name, self.process.pid, stopped)
-                self.process.kill()
-                await self.process.wait()
-                stopped = 0.0
-
-    async def end(self, timeout: float) -> None:
-        """End the process in an orderly way, or at last by force."""
-        if self.process.returncode is not None:
-            return
-        with suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGTERM)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self.process.wait()
-        if self.process.returncode is None:
-            logger.error("%s did not end within %.0f s, and is killed", self.name, timeout)
-            self.process.kill()
-            await self.process.wait()
+    """Each is started with ``--number``, ``--ready`` and ``--listening`` in addition."""
+    address: tuple[str, int] | None = None
+    """Host and port on which gateways listen. None: they open sockets of their own."""
 
 
 def supervise(commands: Supervised) -> int:
@@ -132,34 +65,51 @@ async def _supervise(commands: Supervised) -> int:
             stopped.set_result(None)
 
     engine = Child("the engine process", commands.engine)
+    count = len(commands.gateways)
     gateways = [
-        Child(f"gateway {number}", command) for number, command in enumerate(commands.gateways)
+        Gateway(number, count, command, await _listen(commands.address))
+        for number, command in enumerate(commands.gateways)
     ]
-    with stop_signals(loop, stop):
+    asked = asyncio.Event()
+    with stop_signals(loop, stop), asked_to_replace(asked.set):
         started: list[Child] = []
         try:
             for child in (engine, *gateways):
                 await child.start()
                 started.append(child)
-            status = await _keep_running(engine, gateways, stopped)
+            status = await _keep_running(engine, gateways, stopped, asked)
         finally:
             if engine in started:
                 await engine.end(END_TIMEOUT)
             rest = [child.end(GATEWAY_END_TIMEOUT) for child in started if child is not engine]
             await asyncio.gather(*rest)
+            for gateway in gateways:
+                gateway.close()
     if status is None:
         status = engine.process.returncode
     return 1 if status is None or status < 0 else status
 
 
+async def _listen(address: tuple[str, int] | None) -> list[socket.socket]:
+    if address is None:
+        return []
+    return await process_settings.listening_sockets(*address, shared=True)
+
+
 async def _keep_running(
-    engine: Child, gateways: Sequence[Child], stopped: asyncio.Future[None]
+    engine: Child,
+    gateways: Sequence[Gateway],
+    stopped: asyncio.Future[None],
+    asked: asyncio.Event,
 ) -> int | None:
-    """Start again what dies. Returns the status with which a process ended, so that all is to end;
-    None: somebody wants that."""
+    """Start again what dies, and replace all whenever that is ``asked`` for. Returns the status
+    with which a process ended, so that all is to end; None: somebody wants that."""
     children = (engine, *gateways)
     watching = {asyncio.create_task(_watch(child)): child for child in children}
-    looking = [asyncio.create_task(child.kill_if_stopped()) for child in children]
+    others: list[asyncio.Task[None]] = [
+        asyncio.create_task(_replace_all(engine, gateways, asked)),
+        *(asyncio.create_task(child.kill_if_stopped()) for child in children),
+    ]
     try:
         ends: set[asyncio.Future[Any]] = {*watching, stopped}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -171,16 +121,42 @@ async def _keep_running(
             logger.error("%s ended with status %d: all are ended", child.name, status)
         return status
     finally:
-        for each in (*watching, *looking):
+        for each in (*others, *watching):
             each.cancel()
-        await asyncio.wait([*watching, *looking])
+        await asyncio.wait([*others, *watching])
+
+
+async def _replace_all(engine: Child, gateways: Sequence[Gateway], asked: asyncio.Event) -> None:
+    """Replace the gateways, one after the other, and then the engine process, whenever it is
+    ``asked``. Never returns."""
+    while True:
+        await asked.wait()
+        asked.clear()
+        logger.info("SIGUSR1: replacing the gateways, one after the other, then the engine process")
+        try:
+            for gateway in gateways:
+                await gateway.replace()
+        except (ReplaceError, OSError) as error:
+            logger.error("%s; nothing else is replaced, and the service goes on", error)
+            continue
+        with suppress(ProcessLookupError):
+            engine.process.send_signal(signal.SIGUSR1)
 
 
 async def _watch(child: Child) -> int:
-    """Start the process again whenever a signal killed it. Returns the status with which it ended
-    by itself."""
+    """Start the process again whenever a signal killed it, or it asks for that. Returns the status
+    with which it ended by itself."""
     while True:
-        status = await child.process.wait()
+        process, ended = child.process, child.ended
+        await asyncio.wait([ended])
+        async with child.changes:
+            if child.process is not process:  # another took its place
+                continue
+        status = ended.result()
+        if status == START_AGAIN:
+            logger.info("%s (process %d) is replaced", child.name, process.pid)
+            await child.start()
+            continue
         if status >= 0:
             return status
         pause = child.next_pause()

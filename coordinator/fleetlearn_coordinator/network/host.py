@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -135,12 +136,19 @@ class Host:
             self._run = run
         return run
 
-    async def listen(self, *, shared: bool = False) -> None:
-        """Begin to accept connections. ``shared``: other processes listen there too. Raises
-        OSError."""
+    async def listen(self, *, shared: bool = False, sockets: Sequence[socket.socket] = ()) -> None:
+        """Begin to accept connections. ``shared``: other processes listen there too. ``sockets``:
+        listen on these, which another process opened. Raises OSError."""
         scheme = "ws" if self._certificates is None else "wss"
-        address = await self._listener.listen(*self._listens_on, shared=shared)
+        if sockets:
+            address = self._listener.listen_on(sockets)
+        else:
+            address = await self._listener.listen(*self._listens_on, shared=shared)
         self.address = f"{scheme}://{address}"
+
+    def accept_no_more(self) -> None:
+        """Accept no more connections. Those that are here go on."""
+        self._listener.accept_no_more()
 
     def allow_page(self, port: int) -> None:
         """The coordinator's own page is served on this port of the same host: it may connect."""

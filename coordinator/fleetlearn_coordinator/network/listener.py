@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from types import TracebackType
@@ -103,11 +103,27 @@ class Listener:
     async def listen(self, host: str, port: int, *, shared: bool = False) -> str:
         """Begin to listen. ``shared``: as for ``process_settings.listening_sockets``. Returns the
         address as host:port. Raises OSError."""
-        self._listening = await process_settings.listening_sockets(host, port, shared=shared)
+        return self.listen_on(await process_settings.listening_sockets(host, port, shared=shared))
+
+    def listen_on(self, sockets: Sequence[socket.socket]) -> str:
+        """Begin to accept connections of these sockets, which listen and do not block. Returns the
+        address as host:port."""
+        self._listening = list(sockets)
         self._open = True
         self.check()
         host, port = self._listening[0].getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def accept_no_more(self) -> None:
+        """Close the sockets that listen. Connections that wait there to be accepted would be lost,
+        unless another process has the same sockets (``listen_on``); so those are accepted first."""
+        for one in self._listening:
+            if self._accepting:
+                self._accept(one)
+        self._open = False
+        self.check()
+        for one in self._listening:
+            one.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -127,7 +143,7 @@ class Listener:
         if self._retry is not None:
             self._retry.cancel()
         for one in self._listening:
-            one.close()
+            one.close()  # harmless where it was closed before
         await asyncio.sleep(0)  # a handshake that is cancelled before it begins could not clean up
         for task in self._beginning:  # handshakes
             task.cancel()

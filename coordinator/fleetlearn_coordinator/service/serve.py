@@ -18,6 +18,7 @@ from fleetlearn_protocol.systemd import ALIVE, READY, STOPPING, notify_systemd
 
 from fleetlearn_coordinator.gateways.engine_host import EngineHost
 from fleetlearn_coordinator.gateways.parent import parent_ended
+from fleetlearn_coordinator.gateways.replacing import asked_to_replace
 from fleetlearn_coordinator.network import peer_log, process_settings
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host
@@ -48,6 +49,8 @@ SWEEP = 1.0
 """Seconds between looks at all connections, and between the records that ``status`` reads."""
 LOCK_PATIENCE = 15.0
 """Seconds that an engine process waits for an earlier one of the run to end."""
+REPLACED = "ended for the next engine process"
+"""Why an engine process ended, where the supervisor starts another in its place."""
 
 
 class RunResult(NamedTuple):
@@ -86,10 +89,16 @@ def serve(
 
 def serve_engine(plan: Plan, *, service: ServiceSettings, stay: bool = False) -> RunResult:
     """Do what ``serve`` does, as the engine process of ``service.gateways`` gateways, which a
-    supervisor has started: it ends in an orderly way when the supervisor does."""
+    supervisor has started: it ends in an orderly way when the supervisor does. SIGUSR1 ends it for
+    the reason REPLACED: devices are told nothing, since gateways hold their connections until the
+    next engine process is there."""
 
     async def within() -> RunResult:
-        with process_for_serving() as stopped, parent_ended(partial(_end, stopped)):
+        with (
+            process_for_serving() as stopped,
+            parent_ended(partial(_end, stopped)),
+            asked_to_replace(partial(_leave, stopped)),
+        ):
             await _wait_for_lock(plan, stopped)
             return await _serve(plan, service, stopped, stay=stay)
 
@@ -105,6 +114,12 @@ async def _wait_for_lock(plan: Plan, stopped: asyncio.Future[str]) -> None:
             if not await asyncio.to_thread(find_storage(plan.data_dir).is_locked):
                 return
             await asyncio.wait({stopped}, timeout=0.1)
+
+
+def _leave(stopped: asyncio.Future[str]) -> None:
+    if not stopped.done():
+        logger.info("SIGUSR1: ending, for the next engine process; devices stay connected")
+        stopped.set_result(REPLACED)
 
 
 def _end(stopped: asyncio.Future[str], why: str) -> None:
@@ -158,8 +173,10 @@ async def _serve(
             logger.info("finished; staying until a signal comes")
             while not stopped.done() and not server.ended:
                 await asyncio.wait({stopped}, timeout=SWEEP)
-        await server.stop(stopped.result() if stopped.done() else "")
-        reason = server.done.result()
+        reason = stopped.result() if stopped.done() else ""
+        await server.stop(reason, tell=reason != REPLACED)
+        if reason != REPLACED or (server.run.finished is not None and not stay):
+            reason = server.done.result()
     run = server.run
     known = said("ended", reason=reason, version=run.engine.version)
     newest = f"the newest model is version {run.engine.version}"
@@ -302,10 +319,17 @@ def process_for_serving() -> Iterator[asyncio.Future[str]]:
     process_settings.raise_file_limit()
     alive = loop.create_task(_tell_alive())
     try:
-        with stop_signals(loop, partial(_stop, stopped)):
+        with stop_signals(loop, partial(_stop, stopped)), asked_to_replace(_cannot_replace):
             yield stopped
     finally:
         alive.cancel()
+
+
+def _cannot_replace() -> None:
+    logger.warning(
+        "SIGUSR1 replaces the processes of a service with gateways, one after the other; this is "
+        "one process: restart it for a new release or other settings"
+    )
 
 
 async def _tell_alive() -> None:

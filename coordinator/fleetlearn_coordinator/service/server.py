@@ -729,12 +729,14 @@ class RunServer:
             if series.is_open
         }
 
-    async def stop(self, reason: str) -> None:
+    async def stop(self, reason: str, *, tell: bool = True) -> None:
         """Tell every device to come back later, and wait STOP_TIMEOUT seconds at most for them to
-        leave."""
+        leave. ``tell``: False where devices stay connected, and are to notice nothing."""
         if not self.done.done():
             self.done.set_result(reason)
         self._ask_no_more()
+        if not tell:
+            return
         if self.run.finished is None:
             self._say_to_all(self._stopping)
         await self.host.empty()

@@ -17,6 +17,11 @@ STATE = Path("/var/lib")
 """Below it systemd gives a service its own folder (StateDirectory=)."""
 OPEN_FILES = 65536
 
+OF_A_SUPERVISOR = """\
+KillMode=mixed
+# Replaces gateways and engine process one after the other, with devices connected.
+ExecReload=/bin/kill -USR1 $MAINPID
+"""
 UNIT = """\
 [Unit]
 Description=fleetlearn coordinator of {file}
@@ -29,7 +34,7 @@ StartLimitBurst=5
 [Service]
 Type=notify
 NotifyAccess={notify}
-{kill_mode}ExecStart={command}
+{supervisor}ExecStart={command}
 Restart=on-failure
 RestartSec=5
 # The coordinator says when it listens, and then once a second that it is alive.
@@ -115,7 +120,7 @@ def make_unit(
         # With gateways the main process supervises: the engine process says how it is, and what the
         # main one has started is ended by it.
         notify="all" if settings.gateways else "main",
-        kill_mode="KillMode=mixed\n" if settings.gateways else "",
+        supervisor=OF_A_SUPERVISOR if settings.gateways else "",
         identity=identity,
         for_the_system=FOR_THE_SYSTEM,
         for_every_service=FOR_EVERY_SERVICE,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fleetlearn_coordinator.gateways import supervisor
+from fleetlearn_coordinator.gateways import child_process
 from fleetlearn_coordinator.gateways.supervisor import Supervised, _supervise, held_port
 
 SCRIPT = """
@@ -66,8 +66,8 @@ def test_what_a_signal_kills_is_started_again(tmp_path: Path) -> None:
 def test_what_stays_stopped_is_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "LOOK", 0.05)
-    monkeypatch.setattr(supervisor, "STOPPED_LIMIT", 0.5)
+    monkeypatch.setattr(child_process, "LOOK", 0.05)
+    monkeypatch.setattr(child_process, "STOPPED_LIMIT", 0.5)
 
     async def test() -> None:
         commands = Supervised(command(tmp_path, "engine"), [command(tmp_path, "gateway")])
@@ -121,3 +121,76 @@ def test_a_port_that_becomes_free_is_waited_for() -> None:
         with held_port("127.0.0.1", port) as held:
             assert held == port
         ended.join()
+
+
+READY_SCRIPT = """
+import os, pathlib, signal, socket, sys
+folder = pathlib.Path(sys.argv[1])
+options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+if (folder / "broken").exists():
+    sys.exit(3)
+name = f"gateway.{options['--number']}"
+ends = lambda number, frame: ((folder / name).write_text(signal.Signals(number).name), sys.exit(0))
+signal.signal(signal.SIGTERM, ends)
+signal.signal(signal.SIGINT, ends)
+(folder / name).write_text(str(os.getpid()))
+try:
+    os.write(int(options["--ready"]), b"ready\\n")
+except BrokenPipeError:
+    pass
+listening = socket.socket(fileno=int(options["--listening"].split(",")[0]))
+if (folder / "answering").exists():
+    listening.setblocking(True)
+    while True:
+        connection, _ = listening.accept()
+        connection.sendall(name.encode())
+        connection.close()
+os.read(0, 1)
+"""
+ENGINE_SCRIPT = """
+import os, pathlib, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+folder = pathlib.Path(sys.argv[1])
+(folder / f"engine.{len(list(folder.glob('engine.*')))}").write_text(str(os.getpid()))
+os.read(0, 1)
+"""
+
+
+@pytest.mark.slow
+def test_all_are_replaced_on_sigusr1(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Gateways first, each once the new one is ready; what waits to be accepted is answered by the
+    new one. Where that does not start nothing is replaced."""
+    gateway = [sys.executable, "-c", READY_SCRIPT, str(tmp_path)]
+    engine = [sys.executable, "-c", ENGINE_SCRIPT, str(tmp_path)]
+
+    async def test() -> int:
+        with held_port("127.0.0.1", 0) as port:
+            address = "127.0.0.1", port
+            supervising = asyncio.create_task(
+                _supervise(Supervised(engine, [gateway, gateway], address))
+            )
+            for name in ("engine.0", "gateway.0", "gateway.1"):
+                await until(lambda name=name: process(tmp_path, name) is not None)  # type: ignore[misc]
+            (tmp_path / "answering").touch()
+            waiting = [await asyncio.open_connection(*address) for _ in range(20)]
+            os.kill(os.getpid(), signal.SIGUSR1)
+            await until(lambda: process(tmp_path, "engine.1") is not None)
+            answers = {await reader.read() for reader, _ in waiting}
+            assert answers == {b"gateway.2", b"gateway.3"}, "no connection was lost"
+            for name in ("gateway.0", "gateway.1"):
+                assert (tmp_path / name).read_text() == "SIGTERM"
+            (tmp_path / "broken").touch()
+            os.kill(os.getpid(), signal.SIGUSR1)
+            await until(lambda: "nothing else is replaced" in caplog.text)
+            reader, writer = await asyncio.open_connection(*address)
+            assert await reader.read() in answers
+            for each in (writer, *(writer for _, writer in waiting)):
+                each.close()
+            os.kill(os.getpid(), signal.SIGTERM)
+            return await supervising
+
+    assert asyncio.run(test()) == 0
+    assert not (tmp_path / "engine.2").exists()
+    for name in ("gateway.2", "gateway.3"):
+        assert (tmp_path / name).read_text() == "SIGINT", "where all is ended they end at once"
