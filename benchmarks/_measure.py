@@ -37,28 +37,34 @@ def middle(values: Sequence[float]) -> dict[str, float]:
 
 
 def summary(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:
-    """Return the middle of each figure of both contenders, and of the ratios of the first's to the
-    second's figures in each repeat."""
-    (first, ours), (second, others) = runs.items()
-    ratios = {
-        key: [a[key] / b[key] for a, b in zip(ours, others, strict=True) if b[key]]
-        for key in others[0]
+    """Return the middle of each figure of all contenders, and of the ratios of the first's figures
+    to those of each other in the same repeat: ``ratio`` is to the second, ``ratio to NAME`` to
+    further ones."""
+    (_, ours), *others = runs.items()
+    result: dict[str, Any] = {
+        name: {key: middle([row[key] for row in rows]) for key in rows[0]}
+        for name, rows in runs.items()
     }
-    return {
-        first: {key: middle([row[key] for row in ours]) for key in ours[0]},
-        second: {key: middle([row[key] for row in others]) for key in others[0]},
-        "ratio": {key: middle(values) for key, values in ratios.items() if values},
-        "runs": dict(runs),
-    }
+    for number, (name, rows) in enumerate(others):
+        ratios = {
+            key: [a[key] / b[key] for a, b in zip(ours, rows, strict=True) if b[key]]
+            for key in rows[0]
+        }
+        label = f"ratio to {name}" if number else "ratio"
+        result[label] = {key: middle(values) for key, values in ratios.items() if values}
+    return {**result, "runs": dict(runs)}
 
 
 def side_by_side(result: Mapping[str, Any]) -> str:
     """A table of what ``summary`` gave."""
-    first, second = result["runs"]
-    rows = [("figure", first, second, "ratio, same repeat")]
-    for key in result[first]:
-        ratio = show(result["ratio"][key]) if key in result["ratio"] else ""
-        rows.append((key, show(result[first][key]), show(result[second][key]), ratio))
+    names = list(result["runs"])
+    ratios = [key for key in result if key.startswith("ratio")]
+    labels = [f"ratio to {name}" for name in names[1:]] if len(names) > 2 else ["ratio"]
+    rows = [("figure", *names, *(f"{label}, same repeat" for label in labels))]
+    for key in result[names[0]]:
+        shown = [show(result[name][key]) if key in result[name] else "" for name in names]
+        shown += [show(result[ratio][key]) if key in result[ratio] else "" for ratio in ratios]
+        rows.append((key, *shown))
     return table(rows)
 
 

@@ -8,13 +8,14 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from _measure import scratch
+from _process_usage import Usage, family, usage
 from fleetlearn_coordinator.service.private_ca import CA, CERTIFICATE, KEY, make_certificate
 from fleetlearn_coordinator.storage.identities import Identities, hash_of
 from fleetlearn_coordinator.storage.store import SPOOL_FILES_HELD
@@ -129,6 +130,15 @@ class Server(NamedTuple):
     """What it writes."""
     ca: Path | None = None
     """What certifies it, where it has TLS."""
+    others: tuple[int, ...] = ()
+    """Processes that work for it, and that it did not start."""
+
+    def usage(self) -> Usage:
+        """Return what all of its processes have used: their seconds of CPU, and the sum of their
+        peaks of memory."""
+        pids = [each for pid in (self.pid, *self.others) for each in family(pid)]
+        used = [usage(each) for each in pids]
+        return Usage(sum(each.cpu for each in used), sum(each.peak_rss for each in used))
 
 
 def credential_of(device: str) -> str:
@@ -226,10 +236,22 @@ def coordinator(
 def wait_for(pattern: str, process: subprocess.Popen[bytes], log: Path) -> str:
     """The first group of ``pattern`` in what a process that is starting has written. Raises
     RuntimeError."""
+    found: list[str] = []
+
+    def look() -> bool:
+        found[:] = re.findall(pattern, log.read_text(errors="replace"))[:1]
+        return bool(found)
+
+    wait_until(look, process)
+    return found[0]
+
+
+def wait_until(listens: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process that is starting listens. Raises RuntimeError."""
     until = time.monotonic() + START_LIMIT
     while time.monotonic() < until:
-        if (match := re.search(pattern, log.read_text(errors="replace"))) is not None:
-            return match.group(1)
+        if listens():
+            return
         if process.poll() is not None:
             raise RuntimeError(
                 f"it ended with status {process.returncode} before it listened: {process.args!r}"

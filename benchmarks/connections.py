@@ -5,7 +5,9 @@ storm: 10,000 devices connect at the same instant; each is checked in when its `
 idle: many devices stay connected and have no task.
 
 Interleaved with it runs the floor (_connections_floor.py): the same messages and bytes, over
-TLS too with --tls, with nothing behind them, and always without credentials.
+TLS too with --tls, with nothing behind them, and always without credentials. With --nginx, nginx in
+front of the coordinator ends TLS; with --plain, one process without TLS runs, too. CPU and memory
+are of all processes together.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import _measure as measure
 import _raw_devices
 import _servers
 import _websocket_device
+from _nginx import behind_nginx
 from fleetlearn_coordinator.network import process_settings
 
 Serving = AbstractContextManager[_servers.Server]
@@ -35,7 +38,7 @@ def whole_round(
     `accepted`, ``whole_seconds`` from the first connection until all devices know that training is
     finished. All other figures are of the whole."""
     with serving as server:
-        idle, kernel = measure.usage(server.pid), _raw_devices.kernel_memory()
+        idle, kernel = server.usage(), _raw_devices.kernel_memory()
         update = _websocket_device.make_update(size)
         fleet = _raw_devices.Fleet(server.url, update, credentials=credentials, ca=server.ca)
         own, begin = time.process_time(), time.perf_counter()
@@ -47,7 +50,7 @@ def whole_round(
                 ),
                 limit,
             )
-            end, used = time.perf_counter(), measure.usage(server.pid)
+            end, used = time.perf_counter(), server.usage()
         finally:
             fleet.close()
     moments = fleet.log[1]
@@ -79,7 +82,7 @@ def storm(
     """Everybody connects at once; nobody gets a task, since a round would need one device more.
     ``idle_seconds``: how long all stay connected afterwards."""
     with serving as server:
-        idle = measure.usage(server.pid)
+        idle = server.usage()
         update = _websocket_device.make_update(1)
         fleet = _raw_devices.Fleet(
             server.url, update, rounds=0, credentials=credentials, ca=server.ca
@@ -90,13 +93,11 @@ def storm(
             fleet.connect(devices)
             begun = time.perf_counter()
             fleet.run(lambda: fleet.counts["welcomed"] + fleet.counts["failed"] >= devices, limit)
-            used, spent = measure.usage(server.pid), time.process_time() - own
+            used, spent = server.usage(), time.process_time() - own
             if idle_seconds:
                 time.sleep(idle_seconds)
                 figures = {
-                    "idle_cpu_ms_per_s": 1e3
-                    * (measure.usage(server.pid).cpu - used.cpu)
-                    / idle_seconds
+                    "idle_cpu_ms_per_s": 1e3 * (server.usage().cpu - used.cpu) / idle_seconds
                 }
         finally:
             fleet.close()
@@ -118,6 +119,11 @@ def storm(
     }
 
 
+def proxied(coordinator: Callable[..., Serving], devices: int) -> Serving:
+    """Return a coordinator without TLS, behind nginx with TLS."""
+    return behind_nginx(coordinator(proxies=["127.0.0.1"]), devices)
+
+
 def main() -> None:
     options = measure.parser(__doc__)
     options.add_argument("--devices", type=int, default=1000, help="of the round; 0 leaves it out")
@@ -134,6 +140,15 @@ def main() -> None:
         "--credentials", action="store_true", help="the devices are enrolled and show credentials"
     )
     options.add_argument("--tls", action="store_true", help="the devices connect over TLS")
+    options.add_argument(
+        "--gateways", type=int, default=0, help="of the coordinator that is measured; 0: none"
+    )
+    options.add_argument(
+        "--nginx", action="store_true", help="also measure TLS that nginx ends in front"
+    )
+    options.add_argument(
+        "--plain", action="store_true", help="also measure one process without TLS"
+    )
     options.add_argument("--repeats", type=int, default=3)
     options.add_argument(
         "--limit", type=float, default=120.0, help="seconds that each part may take"
@@ -152,17 +167,28 @@ def main() -> None:
     }
     results: dict[str, Any] = {}
     for name, (count, needed, size, measured) in ways.items():
-        runs: dict[str, list[dict[str, float]]] = {"fleetlearn": [], "floor": []}
+        coordinator = partial(
+            _servers.coordinator,
+            size=size,
+            devices=needed,
+            rounds=1,
+            enrolled=count if chosen.credentials else 0,
+        )
+        contenders: dict[str, Callable[[], Serving]] = {
+            "fleetlearn": partial(coordinator, tls=chosen.tls, gateways=chosen.gateways),
+            "floor": partial(_servers.floor, "_connections_floor.py", needed, size, tls=chosen.tls),
+        }
+        if chosen.nginx:
+            contenders["nginx"] = partial(proxied, coordinator, count)
+        if chosen.plain:
+            contenders["plain"] = coordinator
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
         for _ in range(chosen.repeats if count else 0):
-            enrolled = count if chosen.credentials else 0
-            ours = _servers.coordinator(
-                size=size, devices=needed, rounds=1, enrolled=enrolled, tls=chosen.tls
-            )
-            runs["fleetlearn"].append(
-                measured(ours, count, limit=chosen.limit, credentials=chosen.credentials)
-            )
-            floor = _servers.floor("_connections_floor.py", needed, size, tls=chosen.tls)
-            runs["floor"].append(measured(floor, count, limit=chosen.limit))
+            for contender, serve in contenders.items():
+                shows = chosen.credentials and contender != "floor"
+                runs[contender].append(
+                    measured(serve(), count, limit=chosen.limit, credentials=shows)
+                )
             print(".", end="", flush=True, file=sys.stderr)
         if count:
             results[name] = measure.summary(runs)

@@ -4,6 +4,7 @@ is judged."""
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from benchmarks._growth import BOUNDS
 from benchmarks._shown import behind
 
 ROOT = Path(__file__).parents[2]
-
+PROGRAMS = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="the benchmarks read /proc"
@@ -252,12 +253,23 @@ def test_broken_link(tmp_path: Path) -> None:
         pytest.param(
             ("--credentials", "--tls", "--idle", "20"), id="secured", marks=pytest.mark.slow
         ),
+        pytest.param(
+            ("--tls", "--gateways", "1", "--plain", "--nginx", "--idle", "20"),
+            id="proxied",
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(
+                    shutil.which("nginx", path=PROGRAMS) is None, reason="there is no nginx"
+                ),
+            ],
+        ),
     ],
 )
 def test_connections(tmp_path: Path, options: tuple[str, ...]) -> None:
     sizes = ("--devices", "20", "--size", "70000", "--storm", "300", "--repeats", "1")
     results = figures(tmp_path, "connections.py", *sizes, *options)
-    for contender in ("fleetlearn", "floor"):
+    others = ("nginx", "plain") if "--nginx" in options else ()
+    for contender in ("fleetlearn", "floor", *others):
         assert results["round"][contender]["accepted"]["min"] == 20
         assert results["storm"][contender]["welcomed"]["min"] == 300
         assert results["storm"][contender]["failed"]["max"] == 0

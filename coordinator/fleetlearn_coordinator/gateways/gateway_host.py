@@ -39,6 +39,8 @@ class GatewayHost(Host):
         self._lag = 0.0
         self.lag.watch(self._note_lag)
         self._served_gate = OutputGate()
+        self._was_ready = False
+        """What ``is_ready`` returned last."""
 
     def admit(
         self, driver: ConnectionDriver, check_in: CheckIn
@@ -55,6 +57,14 @@ class GatewayHost(Host):
         # What a device is told was stored before it came over the bus.
         driver.run = ServedRun(port, self.link.contents, self.link.fail, "", self._served_gate)
         return port.admit(check_in)
+
+    def is_ready(self) -> bool:
+        """Return whether the engine process knows this gateway, or did until it went away: it comes
+        back to all gateways at once."""
+        self._was_ready = self.link.is_set_up.is_set() or (
+            self._was_ready and not self.link.refused
+        )
+        return self._was_ready
 
     def _fail(self, error: Exception) -> None:
         self.link.fail(error)

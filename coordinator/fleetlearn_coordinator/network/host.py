@@ -95,6 +95,7 @@ class Host:
             gate=gate,
             limits=service.limits,
             proxies=service.proxies,
+            ready=self.is_ready,
         )
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets an error of the host itself, which neither a run nor a device caused."""
@@ -145,6 +146,10 @@ class Host:
         else:
             address = await self._listener.listen(*self._listens_on, shared=shared)
         self.address = f"{scheme}://{address}"
+
+    def is_ready(self) -> bool:
+        """Return whether devices are to come here."""
+        return True
 
     def accept_no_more(self) -> None:
         """Accept no more connections. Those that are here go on."""

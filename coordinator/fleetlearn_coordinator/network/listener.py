@@ -71,13 +71,15 @@ class Listener:
         gate: Gate | None = None,
         limits: Limits,
         proxies: Collection[str] = (),
+        ready: Callable[[], bool] = lambda: True,
     ) -> None:
         """``handler_of``: makes the handler of a new connection; ``origins``: web pages that may
         connect; ``newcomers``: connections beside those that are ``speaking`` for a device;
         ``heartbeat``: seconds between a device's signs of life; ``certificates``: for TLS, if it is
         to be had; ``gate``: who may connect, if not everybody; ``limits``: of addresses and
-        devices; ``proxies``: networks that say truly whom they connect for."""
-        self._certificates, self._gate = certificates, gate
+        devices; ``proxies``: networks that say truly whom they connect for; ``ready``: whether
+        devices are to come here, for whoever asks for /readyz."""
+        self._certificates, self._gate, self._ready = certificates, gate, ready
         self._handler_of, self._origins = handler_of, frozenset(origins)
         self.page_port: int | None = None
         """Where the coordinator's own page is served, if it is."""
@@ -311,6 +313,8 @@ class Listener:
         """Return the answer to the request that opens the connection."""
         try:
             self._check_address(connection, request)
+            if (health := self._health(request)) is not None:
+                return connection.protocol.reject(health, f"{health.phrase.lower()}\n")
             self._check_origin(request)
             if self._gate is not None:
                 self._check_credential(connection, self._gate, request)
@@ -338,6 +342,16 @@ class Listener:
                 logging.INFO,
             )
         return response
+
+    def _health(self, request: Request) -> HTTPStatus | None:
+        """Return the answer to whoever watches this process: a load balancer, or Kubernetes. None:
+        it is not asked for."""
+        match request.path:
+            case "/healthz":
+                return HTTPStatus.OK
+            case "/readyz":
+                return HTTPStatus.OK if self._ready() else HTTPStatus.SERVICE_UNAVAILABLE
+        return None
 
     def _check_address(self, connection: DeviceConnection, request: Request) -> None:
         """Find out which address a proxy connects for, and hold the address to its limits. Raises
