@@ -50,6 +50,7 @@ from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime, im
 from fleetlearn_device.runtimes.open_runtime import check_choices
 from fleetlearn_device.runtimes.providers import ProviderName, open_provider
 from fleetlearn_device.runtimes.runtime import Kind
+from fleetlearn_device.session.http_sources import http_sources
 from fleetlearn_device.session.privacy_demands import NO_DEMANDS, PrivacyDemands, check_demands
 from fleetlearn_device.session.secure_demands import (
     NO_SECURE_DEMANDS,
@@ -119,6 +120,9 @@ class Device:
         certificate, key: PEM files by which a coordinator knows the device that asks for
             certificates.
         insecure: Whether the coordinator may be on another machine and without TLS.
+        download_from: Hosts from which the device fetches models and bundles by HTTP where the
+            coordinator names one, such as ``"cdn.example.org"``. The coordinator's own host is one,
+            unless that is this machine.
         token: Enrols the device with a coordinator that asks for credentials, and may bring keys to
             trust. Needed once.
         trust: The coordinator's public keys: the device then does only tasks that one of them
@@ -184,6 +188,7 @@ class Device:
         certificate: str | os.PathLike[str] | None = None,
         key: str | os.PathLike[str] | None = None,
         insecure: bool = False,
+        download_from: Iterable[str] = (),
         token: str | None = None,
         trust: Iterable[str] = (),
         feature_cache: int = FEATURE_CACHE,
@@ -210,6 +215,8 @@ class Device:
         self.address = checked_address(
             url, ca=ca, certificate=certificate, key=key, insecure=insecure
         )
+        self.sources = http_sources(url, download_from, insecure=insecure)
+        self._ca = None if ca is None else in_home(ca)
         secret, brought = read_token(token) if token is not None else (None, ())
         self.token: str | None = secret
         self.trust = checked_keys([*trust] or brought)
@@ -367,6 +374,7 @@ class Device:
                 can_mask=has_cryptography(),
                 took_part=directory.update_counts.of,
                 was_made=directory.update_counts.made,
+                sources=self.sources,
             )
             features = self.feature_cache * 2**20
             enrolment = Enrolment(directory.path, directory.device, self.token)
@@ -402,6 +410,7 @@ class Device:
                 ConditionWatch(self.conditions, self.timing.paused),
                 self.limits,
                 on_change=metrics.update if metrics else None,
+                ca=self._ca,
             )
             loop = asyncio.get_running_loop()
             self._stop = lambda: loop.call_soon_threadsafe(driver.stop)

@@ -77,6 +77,8 @@ Bytes80 = Annotated[str, Meta(pattern=r"^([0-9a-f]{2}){80}\Z")]
 """80 bytes in lower-case hexadecimal: a sealed seed."""
 Bytes82 = Annotated[str, Meta(pattern=r"^([0-9a-f]{2}){82}\Z")]
 """82 bytes in lower-case hexadecimal: two shares, sealed by one device for another."""
+Url = Annotated[str, Meta(pattern=r"^https?://[!-~]{1,4088}\Z")]
+"""Where something is for HTTP: printable ASCII, without a space."""
 Checksum = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 """CRC-32 as in zlib, PNG and Ethernet."""
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}\Z")]
@@ -314,6 +316,9 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     steps: Count = 0
     """Batches of the task that were evaluated or whose features were computed, plus optimizer
     steps, so far."""
+    fetched: Offset = 0
+    """Bytes that the device has of the content that it fetches by HTTP now. 0: it fetches none
+    so."""
 
 
 class Fetch(Message, frozen=True, tag="fetch"):
@@ -323,6 +328,12 @@ class Fetch(Message, frozen=True, tag="fetch"):
     """The content that is wanted."""
     offset: Offset = 0
     """Bytes that the device already has."""
+    end: Offset | None = None
+    """Send no byte from this place on: the device asks again, when it has dealt with those before.
+    null: send all."""
+    http: bool = False
+    """The device can fetch the content by HTTP (section 4, "Contents"): the answer may have a
+    `url`."""
 
 
 class Report(Message, frozen=True, tag="report"):
@@ -568,6 +579,12 @@ class Content(Message, frozen=True, tag="content"):
     """Bytes of the whole content."""
     offset: Offset
     """Where the first chunk begins."""
+    end: Offset | None = None
+    """No chunk goes beyond this place: the `end` that was asked for. null: they go to the
+    content's end."""
+    url: Url | None = None
+    """Where the content is for HTTP (section 4, "Contents"): no chunks follow. null: they do.
+    Whoever has the URL can read the content."""
 
 
 class Grant(Message, frozen=True, tag="grant"):

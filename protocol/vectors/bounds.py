@@ -23,6 +23,7 @@ def pattern(alias: Any) -> str:
 IDENTIFIER, DIGEST, NAME = pattern(m.Identifier), pattern(m.Digest), pattern(m.Name)
 BYTES32, BYTES64, BYTES80 = map(pattern, (m.Bytes32, m.Bytes64, m.Bytes80))
 KEYS = pattern(pairwise.NeighbourKeys)
+URL = pattern(m.Url)
 SEALED, SHARE = pattern(m.Bytes82), pattern(pairwise.SecretShare)
 FITS = {
     IDENTIFIER: ["0", "A._-" * 16],
@@ -34,6 +35,7 @@ FITS = {
     KEYS: ["0123456789abcdef" * 8, "0123456789abcdef" * 16],
     SEALED: ["01" * 82],
     SHARE: ["01" * 33],
+    URL: ["http://h", "https://" + "~" * 4088],
 }
 DOES_NOT_FIT = {
     IDENTIFIER: [
@@ -58,6 +60,15 @@ DOES_NOT_FIT = {
     KEYS: ["", "0" * 126, "0" * 130, "0" * 254, "0" * 384, "A" * 128, "0" * 128 + "\n"],
     SEALED: ["", "0" * 162, "0" * 163, "0" * 166, "A" * 164, "0" * 164 + "\n"],
     SHARE: ["", "0" * 64, "0" * 65, "0" * 68, "A" * 66, "0" * 66 + "\n"],
+    URL: [
+        "",
+        "https://",
+        "ftp://h",
+        "http://h h",
+        "http://h\n",
+        "http://é",
+        "https://" + "~" * 4089,
+    ],
 }
 
 

@@ -42,8 +42,8 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         wants="model",
         privacy=("clip", "local-noise", "secure"),
     ),
-    "heartbeat": m.Heartbeat("t4-11", 250),
-    "fetch": m.Fetch(A, 131072),
+    "heartbeat": m.Heartbeat("t4-11", 250, 262144),
+    "fetch": m.Fetch(A, 131072, 8519680, http=True),
     "finished": m.TaskFinished("t4-11"),
     "report": m.Report(
         task="t4-11",
@@ -122,7 +122,9 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
     "trust": m.Trust((KEY,)),
     "signed": m.Signed('{"type":"trust","keys":[]}', KEY, "a0" * 64),
     "come-back": m.ComeBack(300.0, "no-task"),
-    "content": m.Content(7, A, 6653480, 131072),
+    "content": m.Content(
+        7, A, 6653480, 131072, 8519680, f"https://cdn.example.org/fleet/contents/{A}"
+    ),
     "weighing": m.TaskWeighing("t4-11", 0.5),
     "grant": m.Grant("t4-11", 4294967295, 0),
     "waiting": m.Waiting("t4-11", A),
@@ -206,7 +208,7 @@ def contents() -> list[dict[str, Any]]:
 
 
 def by_hand_valid() -> list[dict[str, Any]]:
-    beat = {"type": "heartbeat", "task": None, "steps": 0}
+    beat = {"type": "heartbeat", "task": None, "steps": 0, "fetched": 0}
     welcome = {
         "type": "welcome",
         "coordinator": "x",

@@ -42,6 +42,8 @@ def test_encoded_as_its_field_names() -> None:
         "type": "fetch",
         "sha256": "0" * 64,
         "offset": 5,
+        "end": None,
+        "http": False,
     }
 
 

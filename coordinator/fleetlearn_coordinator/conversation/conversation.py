@@ -129,7 +129,7 @@ class Conversation:
         """When the device last said something, or took a chunk in."""
         self.upload: Upload | None = None
         self.fetching: str | None = None
-        """The SHA-256 of the content that is being sent."""
+        """The SHA-256 of the content that is being sent, or that the device fetches by HTTP."""
         self.over = False
         """The connection is being closed. Messages that still arrive are not handled."""
         self._transfers: deque[int] = deque(maxlen=MAX_REFUSALS)
@@ -415,6 +415,8 @@ class Conversation:
 
     def _heartbeat(self, device: str, message: Heartbeat) -> None:
         self.port.steps_done(device, message.task, message.steps, self.seen)
+        if message.fetched and self.fetching is not None:
+            self.port.sent(device, self.fetching, message.fetched, 0, self.seen)
 
     def _reply(self, device: str, message: Reply) -> Asking[None]:
         try:
@@ -453,7 +455,8 @@ class Conversation:
             self._refuse(error, sha256=message.sha256)
             return
         self.fetching = message.sha256
-        self._owner.perform(StartDownload(message.sha256, message.offset, size))
+        end = None if message.end is None else max(message.offset, min(message.end, size))
+        self._owner.perform(StartDownload(message.sha256, message.offset, size, end, message.http))
 
     def _stop_download(self) -> None:
         if self.fetching is not None:

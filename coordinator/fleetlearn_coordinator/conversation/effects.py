@@ -47,6 +47,10 @@ class StartDownload(Struct, frozen=True, gc=False):
     offset: int
     size: int
     """Bytes of the whole content."""
+    end: int | None = None
+    """Where to end; None: at the content's end."""
+    http: bool = False
+    """The device can fetch by HTTP: it may be told a URL in place of the bytes."""
 
 
 class StopDownload(Struct, frozen=True, gc=False):

@@ -128,7 +128,7 @@ class Port(Protocol):
 
     def sent(self, device: str, sha256: str, end: int, size: int, now: float) -> None:
         """A frame of ``size`` bytes brought the content with this hash up to about byte ``end``,
-        for the task that the device has."""
+        for the task that the device has. ``size`` 0: the device says that others brought it."""
 
     def wait(self, device: str, now: float) -> bool:
         """From now on it is the coordinator's turn to act: to grant an upload, or to send what the

@@ -33,8 +33,10 @@ from fleetlearn_coordinator.network.loop_lag import LoopLag
 from fleetlearn_coordinator.network.output_gate import OutputGate
 from fleetlearn_coordinator.network.run_host import ConnectionsNow, GatewayNow, UploadsNow
 from fleetlearn_coordinator.network.transfers.contents import Contents, Older
+from fleetlearn_coordinator.network.transfers.find_elsewhere import elsewhere_of
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, share
 from fleetlearn_coordinator.storage.lent_spool import LendableSpool
+from fleetlearn_coordinator.storage.served_objects import ServedObjects
 
 if TYPE_CHECKING:
     from fleetlearn_coordinator.network.several.turns import Turns
@@ -99,6 +101,9 @@ class EngineHost:
         self._each = 2 * share(service.uploads, gateways) + 1
         self._buses: set[GatewayLink] = set()
         """All that are connected, with those that have not said hello."""
+        self._content_settings = service.contents
+        self._urls: dict[str, str] = {}
+        """SHA-256 of a content -> where devices can fetch it in the object store."""
         self._stopping = stopping
         self._signer = find_signer(service.signing_keys)
         self._published: PublishedFiles
@@ -139,6 +144,7 @@ class EngineHost:
         bundles: Iterable[Bundle],
         failed: Callable[[Exception], None],
         name: str = "",
+        served: ServedObjects | None = None,
     ) -> ServedRun:
         """Serve the run. Raises FleetError where its spool files cannot be lent."""
         spool = port.spool
@@ -149,12 +155,14 @@ class EngineHost:
         self.spool = spool
         releases = port.release_upload if isinstance(port, ReleasesUploads) else None
         self.files = LentFiles(spool, self._each, releases)
+        bundles = tuple(bundles)
         self._bundles = tuple(str(bundle.path.absolute()) for bundle in bundles)
         self._published = PublishedFiles(self._folder / CONTENTS)
         self.adders = GatewayAdders(self.gateways, self._folder)
         if isinstance(port, GivesUpdatesAway):
             self.adders.run = port.let_add(self.adders, self._count)
-        self.run = ServedRun(port, Contents(), failed, name, OutputGate())
+        elsewhere = elsewhere_of(self._content_settings, served, bundles, self._urls_changed)
+        self.run = ServedRun(port, Contents(), failed, name, OutputGate(), elsewhere)
         return self.run
 
     async def listen(self) -> None:
@@ -194,7 +202,7 @@ class EngineHost:
                 link.wire,
             )
         )
-        link.say(wire.PublishContents(self._published.newest, self._published.older))
+        link.say(self._contents_now())
         self._lend(link)
         self.address = self.address or hello.address
         self._first.set()
@@ -296,12 +304,21 @@ class EngineHost:
         """Serve the run's newest vectors by their SHA-256, and the older ones that its tasks began
         from. Raises OSError."""
         self._published.publish(newest, older)
-        self._say_to_all(wire.PublishContents(self._published.newest, self._published.older))
+        self.run.elsewhere.publish(newest, older)
+        self._say_to_all(self._contents_now())
+
+    def _contents_now(self) -> wire.PublishContents:
+        return wire.PublishContents(self._published.newest, self._published.older, self._urls)
+
+    def _urls_changed(self, urls: Mapping[str, str]) -> None:
+        self._urls = {**urls}
+        self._say_to_all(self._contents_now())
 
     def serve_older(self, run: ServedRun, sha256: str, where: Older) -> None:
         """Serve an older vector too, until newest ones are published without it. Raises OSError."""
         if sha256 not in self._published.newest + self._published.older:
             self._published.add_older(sha256, where)
+            self.run.elsewhere.add_older(sha256, where)
             self._say_to_all(wire.PublishOlder(sha256))
 
     def allow_page(self, port: int) -> None:
@@ -362,6 +379,7 @@ class EngineHost:
             if now - link.heard > longest:
                 link.close()
                 self.lost(link)
+        self.run.elsewhere.sweep()
         self.grant()
 
     async def empty(self) -> None:

@@ -31,6 +31,7 @@ from fleetlearn_coordinator.network.driver import ConnectionDriver
 from fleetlearn_coordinator.network.host import SOFTWARE, spread
 from fleetlearn_coordinator.network.peer_log import logger, say_seldom
 from fleetlearn_coordinator.network.transfers.contents import Contents, Older
+from fleetlearn_coordinator.network.transfers.elsewhere import Elsewhere
 from fleetlearn_coordinator.rounds.participation_limits import PrivacyLimitError
 from fleetlearn_coordinator.storage.file_bytes import FileBytes
 
@@ -97,6 +98,8 @@ class EngineLink:
         self._sums = PartialSums(self._say_soon)
         self.contents = Contents()
         """What devices may fetch."""
+        self.in_store = InStore()
+        """What of it they may fetch from the object store."""
         self.shown: str | None = None
         """What people read in place of what a device says of its data. None: they read that."""
         self.is_set_up = asyncio.Event()
@@ -364,8 +367,10 @@ class EngineLink:
                 driver = None if port is None else self._host.devices.get(port.device)
                 if driver is not None and port_of(driver) is port:
                     self._host.replace(driver, address)
-            case wire.PublishContents(newest, older):
+            case wire.PublishContents(newest, older, urls):
                 self._publish(newest, older)
+                self.in_store.urls = urls
+                self.in_store.wake()
             case wire.PublishOlder(sha256):
                 if (file := self._stored(sha256)) is not None:
                     self.contents.serve_older(sha256, Older(file, file.size))
@@ -469,6 +474,17 @@ class EngineLink:
             return MappedFile(self._folder / sha256)
         except FileNotFoundError:
             return None
+
+
+class InStore(Elsewhere):
+    """Contents in the object store, as the engine process said last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.urls: dict[str, str] = {}
+
+    def url(self, sha256: str) -> str | None:
+        return self.urls.get(sha256)
 
 
 class MappedFile(FileBytes):

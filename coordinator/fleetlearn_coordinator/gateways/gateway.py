@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from fleetlearn_protocol.command_line import stop_signals
@@ -20,6 +20,7 @@ from fleetlearn_coordinator.gateways.gateway_host import GatewayHost
 from fleetlearn_coordinator.gateways.local_bus import connect_locally
 from fleetlearn_coordinator.gateways.parent import parent_ended
 from fleetlearn_coordinator.network import peer_log, process_settings
+from fleetlearn_coordinator.network.content_port import content_descriptors, content_port
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, share
 from fleetlearn_coordinator.storage.identities import open_identities
@@ -110,13 +111,15 @@ async def gateway_running(
     uploads, downloads = share(service.uploads, of), share(service.downloads, of)
     service = replace(service, uploads=uploads, downloads=downloads)
     files = 4 * uploads  # lent spool files, and those that were lent before
+    files += content_descriptors(service)
     places = process_settings.places(service.max_connections, files=files)
     identities = None if service.identities is None else open_identities(service.identities)
     try:
         gate = None if identities is None else Gate(identities)
         host = GatewayHost(service, places, gate, gateway=number, process=os.getpid())
-        async with host:
+        async with host, AsyncExitStack() as ends:
             await host.listen(shared=True, sockets=listening)
+            await ends.enter_async_context(content_port(service, host.find_content, shared=True))
             tasks = [
                 asyncio.create_task(_stay_connected(host.link, bus)),
                 asyncio.create_task(_sweep(host)),

@@ -17,6 +17,8 @@ from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host, spread
 from fleetlearn_coordinator.network.output_gate import OutputGate
 from fleetlearn_coordinator.network.process_settings import DescriptorShares
+from fleetlearn_coordinator.network.transfers.contents import FramedContent, StoredContent
+from fleetlearn_coordinator.network.transfers.find_elsewhere import elsewhere_of
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 
 
@@ -41,6 +43,9 @@ class GatewayHost(Host):
         self._served_gate = OutputGate()
         self._was_ready = False
         """What ``is_ready`` returned last."""
+        contents = service.contents
+        in_store = contents is not None and contents.in_store
+        self._elsewhere = self.link.in_store if in_store else elsewhere_of(contents, None, ())
 
     def admit(
         self, driver: ConnectionDriver, check_in: CheckIn
@@ -55,7 +60,9 @@ class GatewayHost(Host):
             check_in = replace(check_in, newest_protocol=PROTOCOL_VERSION)
         port = self.link.new_port(driver.connection.address, check_in)
         # What a device is told was stored before it came over the bus.
-        driver.run = ServedRun(port, self.link.contents, self.link.fail, "", self._served_gate)
+        driver.run = ServedRun(
+            port, self.link.contents, self.link.fail, "", self._served_gate, self._elsewhere
+        )
         return port.admit(check_in)
 
     def is_ready(self) -> bool:
@@ -65,6 +72,10 @@ class GatewayHost(Host):
             self._was_ready and not self.link.refused
         )
         return self._was_ready
+
+    def find_content(self, sha256: str) -> FramedContent | StoredContent | None:
+        """Return a content of the run that is served now."""
+        return self.link.contents.get(sha256)
 
     def _fail(self, error: Exception) -> None:
         self.link.fail(error)
@@ -100,6 +111,10 @@ class GatewayHost(Host):
         for driver in self.devices.values():
             if not driver.conversation.asks:
                 driver.connection.go_on()
+
+    def _runs(self) -> list[ServedRun]:
+        """Return nothing: the engine process has the run."""
+        return []
 
     def sweep(self, interval: float) -> None:
         super().sweep(interval)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.frames import Buffer
 
 from fleetlearn_coordinator.network.transfers.contents import Older
-
-READ_AT_ONCE = 2**22
-"""Bytes of an older vector that are copied at a time: whole elements."""
 
 
 class PublishedFiles:
@@ -51,17 +47,10 @@ class PublishedFiles:
 
     def _copy(self, sha256: str, where: Older) -> None:
         """Write an older vector. It is mostly here: it was the newest one before."""
-        if self._has(sha256):
-            return
-        parts = []
-        for begin in range(0, where.content.size, READ_AT_ONCE):
-            part: Buffer = where.content.read(begin, READ_AT_ONCE)
-            if where.encoding != FLOAT32:
-                part = where.encoding.encode(FLOAT32.decode(part))
-            parts.append(part)
-        self._write(sha256, parts)
+        if not self._has(sha256):
+            self._write(sha256, where.parts())
 
-    def _write(self, sha256: str, parts: list[Buffer]) -> None:
+    def _write(self, sha256: str, parts: Iterable[Buffer]) -> None:
         draft = self.folder / f"{sha256}.draft"
         with draft.open("wb") as file:
             for part in parts:

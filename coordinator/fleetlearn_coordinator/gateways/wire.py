@@ -329,6 +329,9 @@ class PublishContents(WireMessage, frozen=True, tag=9):
 
     newest: tuple[str, ...]
     older: tuple[str, ...]
+    urls: dict[str, str] = {}
+    """SHA-256 of a content -> where devices can fetch it by HTTP, if it is in the object store.
+    Empty (COMING, transfers/elsewhere.py): it will be there soon."""
 
 
 class PublishOlder(WireMessage, frozen=True, tag=10):

@@ -57,6 +57,12 @@ from fleetlearn_coordinator.network.peer_log import ConnectionLog, say_seldom
 from fleetlearn_coordinator.network.transfers.contents import Contents, StoredContent
 from fleetlearn_coordinator.network.transfers.contents import FramedContent as Served
 from fleetlearn_coordinator.network.transfers.downloads import Download, Downloads
+from fleetlearn_coordinator.network.transfers.elsewhere import (
+    COMING,
+    LEAST_ELSEWHERE,
+    NOWHERE,
+    Elsewhere,
+)
 
 if TYPE_CHECKING:  # few services sign
     from fleetlearn_coordinator.network.signing import DeviceSigner, Signer
@@ -80,6 +86,8 @@ class ServedRun(NamedTuple):
     """The run's, of several; empty where the host serves it alone."""
     gate: OutputGate
     """Holds back what is sent to its devices until what it promises is stored."""
+    elsewhere: Elsewhere = NOWHERE
+    """Where its contents can be fetched by HTTP."""
 
 
 @dataclass(slots=True)
@@ -371,10 +379,49 @@ class ConnectionDriver:
         except ProtocolError as error:  # it is served no more since it was asked for
             self.conversation.withdrawn(start.sha256, error.text)
             return
+        elsewhere, port = self.run.elsewhere, self.run.port
+        url = elsewhere.url(start.sha256) if start.http else None
+        if start.size < LEAST_ELSEWHERE:
+            url = None
+        if url:
+            self._tell_where(content, start, url)
+            return
         download = self.download = Download(device, start.sha256, self.connection.transport)
-        download.task = self._loop.create_task(
-            self._send_content(download, content, start, self.run.port)
-        )
+        if url is None:
+            sending = self._send_content(download, content, start, port)
+        else:  # it is coming
+            sending = self._send_or_tell_where(download, content, start, port, elsewhere)
+        download.task = self._loop.create_task(sending)
+
+    def _tell_where(self, content: Served | StoredContent, start: StartDownload, url: str) -> None:
+        where = start.sha256, start.size, start.offset
+        self._send(Content(content.transfer, *where, url=url))
+
+    async def _send_or_tell_where(
+        self,
+        download: Download,
+        content: Served | StoredContent,
+        start: StartDownload,
+        port: Port,
+        elsewhere: Elsewhere,
+    ) -> None:
+        """Wait for the URL of a content that is on its way to the object store. Send the content
+        where there is none in time."""
+        port.wait(download.device, self._loop.time())
+        url: str | None = COMING
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WAITING_INTERVAL):
+                    while url == COMING:
+                        await elsewhere.changed()
+                        url = elsewhere.url(start.sha256)
+        finally:
+            port.proceed(download.device, self._loop.time())
+        if url:
+            self.download = None
+            self._tell_where(content, start, url)
+        else:
+            await self._send_content(download, content, start, port)
 
     def _stop_download(self) -> None:
         """End the download.
@@ -395,10 +442,11 @@ class ConnectionDriver:
         connection, conversation, loop = self.connection, self.conversation, self._loop
         transport = connection.transport
         try:
-            await self._wait_for_budget(download, start.size - start.offset)
+            end = start.size if start.end is None else start.end
+            await self._wait_for_budget(download, end - start.offset)
             await self._take_turn(download, port)
-            self._send(Content(content.transfer, start.sha256, start.size, start.offset))
-            for frame in content.frames(start.offset):
+            self._send(Content(content.transfer, start.sha256, start.size, start.offset, start.end))
+            for frame in content.frames(start.offset, end):
                 if connection.paused:
                     await self._drain()
                 else:
@@ -411,8 +459,8 @@ class ConnectionDriver:
                     return
                 transport.write(frame)
                 download.sent += len(frame)
-                end = start.offset + download.sent
-                port.sent(download.device, start.sha256, end, len(frame), now)
+                here = start.offset + download.sent
+                port.sent(download.device, start.sha256, here, len(frame), now)
                 connection.downloads.tokens -= len(frame)
         except OSError as error:  # its file
             self.log(f"a download is ended: {in_words(error, file=True)}", logging.WARNING)

@@ -42,9 +42,16 @@ from fleetlearn_coordinator.network.run_host import ConnectionsNow, GatewayNow, 
 from fleetlearn_coordinator.network.several.shared_port import SharedPort
 from fleetlearn_coordinator.network.several.turns import SharedDevice, Turns
 from fleetlearn_coordinator.network.tls import Certificates
-from fleetlearn_coordinator.network.transfers.contents import Contents, Older
+from fleetlearn_coordinator.network.transfers.contents import (
+    Contents,
+    FramedContent,
+    Older,
+    StoredContent,
+)
 from fleetlearn_coordinator.network.transfers.downloads import Downloads
+from fleetlearn_coordinator.network.transfers.find_elsewhere import elsewhere_of
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.storage.served_objects import ServedObjects
 
 if TYPE_CHECKING:
     from fleetlearn_coordinator.network.signing import Signer
@@ -113,6 +120,7 @@ class Host:
         self.connections = self.shared.connections
         self.devices = self.shared.devices
         """Device -> the driver of its connection, of those that checked in."""
+        self._content_settings = service.contents
         self._listens_on = service.host, service.port
         self._places = places.devices
         self._run: ServedRun
@@ -128,11 +136,15 @@ class Host:
         bundles: Iterable[Bundle],
         failed: Callable[[Exception], None],
         name: str = "",
+        served: ServedObjects | None = None,
     ) -> ServedRun:
         """Serve a run, whose devices may fetch these bundles. Call once, before ``listen``, unless
         the host serves ``several``; those are then added to ``turns``. ``failed`` is called with
-        errors that no device caused. ``name``: the run's, of several."""
-        run = ServedRun(port, Contents(*bundles), failed, name, OutputGate())
+        errors that no device caused. ``name``: the run's, of several. ``served``: its object
+        store's."""
+        bundles = tuple(bundles)
+        elsewhere = elsewhere_of(self._content_settings, served, bundles)
+        run = ServedRun(port, Contents(*bundles), failed, name, OutputGate(), elsewhere)
         if self.turns is None:
             self._run = run
         return run
@@ -265,13 +277,24 @@ class Host:
     ) -> None:
         """Serve a run's newest vectors by their SHA-256, and the older ones that its tasks began
         from. Each download of another one would keep that one's bytes in memory."""
+        run.elsewhere.publish(newest, older)
         for gone in run.contents.publish(newest, older):
             for device in self.devices_of(run):
                 self.devices[device].conversation.withdrawn(gone)
 
     def serve_older(self, run: ServedRun, sha256: str, where: Older) -> None:
         """Serve an older vector of a run too, until newest ones are published without it."""
+        run.elsewhere.add_older(sha256, where)
         run.contents.serve_older(sha256, where)
+
+    def find_content(self, sha256: str) -> FramedContent | StoredContent | None:
+        """Return a content of any run that is served now."""
+        found = (run.contents.get(sha256) for run in self._runs())
+        return next((content for content in found if content is not None), None)
+
+    def _runs(self) -> list[ServedRun]:
+        """Return the runs that are served."""
+        return [self._run] if self.turns is None else [each.served for each in self.turns.runs]
 
     def forget_uploads(self, spool: Spool, unless: Container[str]) -> None:
         """The tasks of the run with this spool are over, except those named by ``unless``: forget
@@ -308,11 +331,16 @@ class Host:
         self.downloads.go_on(now)
         if self.turns is not None:
             self.turns.sweep()
+        self._sweep_contents()
         for driver in self.connections:
             why = driver.overdue(now, silence)
             if why is not None:
                 driver.log(f"connection ended: {why}")
                 driver.connection.transport.abort()
+
+    def _sweep_contents(self) -> None:
+        for run in self._runs():
+            run.elsewhere.sweep()
 
     def _end_revoked(self, gate: Gate) -> None:
         """End the connections whose credentials were revoked."""

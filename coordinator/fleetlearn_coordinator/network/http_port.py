@@ -2,8 +2,8 @@
 their time, and for each address. h11 reads and writes HTTP without I/O; what is here is the
 sockets, and the bounds.
 
-The ports of administrators (``admin_listener``) and of the page for people (``page_listener``) are
-such ports.
+The ports of administrators (``admin_listener``), of the page for people (``page_listener``) and of
+caches (``content_port``) are such ports.
 """
 
 from __future__ import annotations
@@ -117,9 +117,12 @@ class HttpPort:
         self._open[task].reschedule(self._loop.time() + seconds)
         self._apart.add(task)
 
-    async def listen(self, host: str, port: int) -> str:
-        """Begin to accept connections. Returns the address, as a URL. Raises OSError."""
-        self._listening = await process_settings.listening_sockets(host, port, BACKLOG)
+    async def listen(self, host: str, port: int, *, shared: bool = False) -> str:
+        """Begin to accept connections. ``shared``: other processes listen there too. Returns the
+        address, as a URL. Raises OSError."""
+        self._listening = await process_settings.listening_sockets(
+            host, port, BACKLOG, shared=shared
+        )
         self._accept_again()
         found = self._listening[0].getsockname()
         name = f"[{found[0]}]" if ":" in found[0] else found[0]

@@ -18,6 +18,7 @@ from fleetlearn_coordinator.network.driver import ServedRun
 from fleetlearn_coordinator.network.loop_lag import LoopLag
 from fleetlearn_coordinator.network.several.turns import Turns
 from fleetlearn_coordinator.network.transfers.contents import Older
+from fleetlearn_coordinator.storage.served_objects import ServedObjects
 
 
 class UploadsNow(NamedTuple):
@@ -93,9 +94,11 @@ class RunHost(Protocol):
         bundles: Iterable[Bundle],
         failed: Callable[[Exception], None],
         name: str = "",
+        served: ServedObjects | None = None,
     ) -> ServedRun:
         """Serve a run, whose devices may fetch these bundles. ``failed`` is called with errors that
-        no device caused. ``name``: the run's, of several."""
+        no device caused. ``name``: the run's, of several. ``served``: where in its object store
+        what devices fetch may be published; None: it has none."""
 
     # The devices
 

@@ -22,6 +22,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from fleetlearn_coordinator.plan.canary_settings import CanarySettings
+from fleetlearn_coordinator.plan.content_settings import ContentSettings
 from fleetlearn_coordinator.plan.toml_errors import (
     Positive,
     Section,
@@ -258,6 +259,8 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     """Default: no page for people."""
     metrics: MetricsPort | None = None
     """Default: no port for metrics and health."""
+    contents: ContentSettings | None = None
+    """Default: devices fetch by their WebSockets alone."""
     alerts: AlertSettings | None = None
     """Default: nobody is told."""
     traces: TraceSettings | None = None
@@ -330,6 +333,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                 "admin": Admin,
                 "page": Page,
                 "metrics": MetricsPort,
+                "contents": ContentSettings,
                 "alerts": AlertSettings,
                 "traces": TraceSettings,
                 "canary": CanarySettings,
@@ -367,6 +371,11 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                 settings.canary.check()
             if settings.metrics is not None:
                 _check_metrics(settings, settings.metrics)
+            if settings.contents is not None:
+                tls = settings.tls is not None or settings.insecure
+                settings.contents.check(
+                    has_blobs=settings.blobs is not None, may_listen=tls, insecure=settings.insecure
+                )
             if settings.identities is not None and settings.open:
                 raise ValueError(
                     "identities and open = true contradict each other: leave one of them out"

@@ -7,7 +7,13 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +26,7 @@ from fleetlearn_coordinator.gateways.engine_host import EngineHost
 from fleetlearn_coordinator.gateways.parent import parent_ended
 from fleetlearn_coordinator.gateways.replacing import asked_to_replace
 from fleetlearn_coordinator.network import peer_log, process_settings
+from fleetlearn_coordinator.network.content_port import content_descriptors, content_port
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host
 from fleetlearn_coordinator.network.run_host import RunHost
@@ -231,7 +238,7 @@ async def running(
                     )
                 sweeper = asyncio.get_running_loop().create_task(_sweep(host, run, monitor))
                 try:
-                    async with page_port(service, host, plan):
+                    async with page_port(service, host, plan), caches_port(service, host):
                         yield run.server
                 finally:
                     sweeper.cancel()
@@ -244,6 +251,14 @@ async def running(
             identities.close()
 
 
+def caches_port(
+    service: ServiceSettings, host: Host | EngineHost
+) -> AbstractAsyncContextManager[object]:
+    """Listen on the caches' port, if the service file has one and no gateway listens there, until
+    the block is left."""
+    return content_port(service, host.find_content) if isinstance(host, Host) else nullcontext()
+
+
 def _make_host(
     plan: Plan,
     service: ServiceSettings,
@@ -253,6 +268,7 @@ def _make_host(
     if service.gateways:  # they have the connections, and look who may connect
         return EngineHost(service, service.gateways, plan.data_dir, stopping)
     files = most_spool_files(service.uploads, plan.updates_kept) + page_descriptors(service)
+    files += content_descriptors(service)
     places = process_settings.places(service.max_connections, files=files)
     check_places(plan, service, places)
     return Host(service, places, None if identities is None else Gate(identities))

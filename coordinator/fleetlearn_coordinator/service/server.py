@@ -105,7 +105,9 @@ class RunServer:
     def __init__(self, run: Run, host: RunHost) -> None:
         self.run, self.engine, self.host = run, run.engine, host
         self.spool: Spool = run.store.blobs
-        self._served = host.serve_run(self, run.members.bundles(), self.fail, self.name)
+        self._served = host.serve_run(
+            self, run.members.bundles(), self.fail, self.name, run.store.blobs.served
+        )
         self.gate = self._served.gate
         """Holds back what devices are told until it is stored."""
         self.models = ServedModels(run, host, self._served)
@@ -752,6 +754,7 @@ class RunServer:
         does."""
         self.run.free()
         self._served.contents.clear()
+        self._served.elsewhere.close()
         # the one before may keep an error, whose frames have vectors
         self.done = self.loop.create_future()
         self.done.set_result("freed")

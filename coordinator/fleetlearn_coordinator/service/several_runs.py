@@ -17,6 +17,7 @@ from fleetlearn_protocol.messages import CheckIn, ComeBack
 from fleetlearn_protocol.systemd import READY, notify_systemd
 
 from fleetlearn_coordinator.network import peer_log, process_settings
+from fleetlearn_coordinator.network.content_port import content_descriptors, content_port
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host, spread
 from fleetlearn_coordinator.plan.gateway_rules import check_gateways
@@ -96,7 +97,7 @@ async def hosting(
         identities = None if service.identities is None else open_identities(service.identities)
         try:
             files = most_spool_files(service.uploads) * (len(wanted.runs()) + RUNS_TO_COME)
-            files += page_descriptors(service)
+            files += page_descriptors(service) + content_descriptors(service)
             places = process_settings.places(service.max_connections, files=files)
             host = Host(
                 service, places, None if identities is None else Gate(identities), several=True
@@ -117,7 +118,7 @@ async def hosting(
                 )
                 try:
                     runs.begin()
-                    async with page_port(service, host):
+                    async with page_port(service, host), content_port(service, host.find_content):
                         yield runs
                 finally:
                     await runs.end()

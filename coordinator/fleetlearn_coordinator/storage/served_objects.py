@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256 as new_sha256
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,6 +24,9 @@ SERVED = "served"
 """The folder of these objects, below the run's."""
 AT_ONCE = 2**20
 """Bytes of a content that are hashed and handed on at a time."""
+
+ONE_REQUEST = 2**22
+"""Bytes of a content, in parts of AT_ONCE, that are written by one request; more take several."""
 
 Content: TypeAlias = Path | Buffer | Iterable[Buffer]
 """A content's bytes: a file, all of them, or in parts. They are read only if there is no such
@@ -70,7 +74,9 @@ class ServedObjects:
         """Have this content too, until others are published. Raises as ``publish``."""
         self._check()
         parts = _checked(sha256, _parts(content))
-        self._objects.put(_key(sha256), parts)
+        first = list(islice(parts, ONE_REQUEST // AT_ONCE + 1))
+        small = len(first) <= ONE_REQUEST // AT_ONCE
+        self._objects.put(_key(sha256), b"".join(first) if small else chain(first, parts))
 
     def open(self, sha256: str) -> ObjectBytes | None:
         """Return a content's bytes, to be read by ranges; None: there is no such object. Raises

@@ -86,6 +86,7 @@ def device_arguments(values: Values) -> dict[str, Any]:
         "certificate": value["connection.certificate"],
         "key": value["connection.key"],
         "insecure": value["connection.insecure"],
+        "download_from": value["connection.download_from"],
         "token": value["connection.token"] or token_in(values),
         "trust": value["connection.trust"],
         "own_model": value["training.own_model"],

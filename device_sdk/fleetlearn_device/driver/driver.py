@@ -8,13 +8,15 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import aclosing
 from functools import partial
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 from fleetlearn_protocol.command_line import installed_version
 from fleetlearn_protocol.json_log import said
-from fleetlearn_protocol.messages import Heartbeat, encode
+from fleetlearn_protocol.messages import Fetch, Heartbeat, encode
 from fleetlearn_protocol.user_errors import in_one_line
 
 from fleetlearn_device.conditions.watch import ConditionWatch
@@ -23,6 +25,7 @@ from fleetlearn_device.driver.condition_looks import ConditionLooks
 from fleetlearn_device.driver.connection import Connection, Connector, Event, printable
 from fleetlearn_device.driver.describing import Description
 from fleetlearn_device.driver.failures import failure_of
+from fleetlearn_device.driver.http_fetch import HttpFetchError, http_parts
 from fleetlearn_device.driver.status import StatusFile
 from fleetlearn_device.driver.task_jobs import TaskJobs
 from fleetlearn_device.driver.timeouts import timeout
@@ -35,6 +38,7 @@ from fleetlearn_device.session.commands import (
     Command,
     Commands,
     DropPending,
+    FetchByHttp,
     FinishContent,
     FinishEarly,
     Locate,
@@ -46,6 +50,7 @@ from fleetlearn_device.session.commands import (
     SendUpdate,
     StartAnswer,
     StartTraining,
+    StopHttp,
     StopTraining,
     StopUpdate,
     StoreChunk,
@@ -79,8 +84,10 @@ class Driver:
         watch: ConditionWatch,
         limits: DeviceLimits = NO_LIMITS,
         on_change: Callable[[DeviceStatus], None] | None = None,
+        ca: Path | None = None,
     ) -> None:
-        """``on_change``: called with each new status."""
+        """``on_change``: called with each new status. ``ca``: PEM of CAs that TLS trusts for
+        downloads by HTTP, beside the system's."""
         self._contents, self._outbox = directory.contents, directory.outbox
         self._folder = directory.path
         self._trainer, self._session, self._description = trainer, session, description
@@ -89,6 +96,9 @@ class Driver:
         self._status = StatusFile(
             directory.path, session, coordinator=address.url, on_change=on_change
         )
+        self._ca, self._timing = ca, timing
+        self._download_rate = None if limits.download is None else ByteRate(1024 * limits.download)
+        """Of the WebSocket and HTTP together."""
         self._connector = Connector(
             address,
             enrolment,
@@ -96,15 +106,16 @@ class Driver:
             session,
             self._state,
             self._handle,
-            self._stop_upload,
+            self._stop_transfers,
             self._status,
             self._looks.wait_until_all_hold,
-            None if limits.download is None else ByteRate(1024 * limits.download),
+            self._download_rate,
         )
         self._upload_rate = None if limits.upload is None else ByteRate(1024 * limits.upload)
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
         self._running: set[asyncio.Task[None]] = set()
         self._upload: asyncio.Task[None] | None = None
+        self._http: asyncio.Task[None] | None = None
         self._check: asyncio.Task[None] | None = None
         """Asks for a sign of life, since a heartbeat."""
 
@@ -179,7 +190,7 @@ class Driver:
                     handled.set_result(None)
         finally:
             self._trainer.halt.set()
-            self._stop_upload()
+            self._stop_transfers()
             if self._connector.connection is not None:
                 self._connector.connection.abort()
             connections.cancel()
@@ -227,11 +238,18 @@ class Driver:
                 level = logging.WARNING if warning else logging.INFO
                 log.log(level, "%s", printable(text), extra=self._about_task(event))
             case Send(message=message):
+                if isinstance(message, Fetch):  # it replaces any other
+                    self._stop_http()
                 sent = connection is not None and await connection.send(encode(message))
                 if connection is not None and sent and isinstance(message, Heartbeat):
                     self._ask_for_life(connection)
             case StoreChunk(wanted=wanted, offset=offset, payload=payload):
                 self._contents.append(wanted, offset, payload)
+            case FetchByHttp():
+                self._stop_http()
+                self._http = self._start(self._fetch_by_http(command))
+            case StopHttp():
+                self._stop_http()
             case Locate(task=task):
                 self._start(self._jobs.locate(task))
             case FinishContent():
@@ -281,7 +299,7 @@ class Driver:
         log.log(level, "closing the connection: %s", reason, extra=said("closing"))
         self._connector.why_not = reason
         self._connector.come_back_after = command.after
-        self._stop_upload()
+        self._stop_transfers()
         if self._connector.connection is not None:
             self._start(self._connector.connection.close(command.code))
 
@@ -294,6 +312,15 @@ class Driver:
         if self._upload is not None:
             self._upload.cancel()
             self._upload = None
+
+    def _stop_http(self) -> None:
+        if self._http is not None:
+            self._http.cancel()
+            self._http = None
+
+    def _stop_transfers(self) -> None:
+        self._stop_upload()
+        self._stop_http()
 
     # Jobs
 
@@ -323,6 +350,24 @@ class Driver:
             self._jobs.abandon(error)
         else:
             self.post(lambda: self._session.update_sent(command.transfer, time.monotonic()))
+
+    async def _fetch_by_http(self, command: FetchByHttp) -> None:
+        """Hand on the bytes of a content part by part: the next is read when one is written."""
+        session, sha256, place = self._session, command.wanted.sha256, command.begin
+        try:
+            url, size = command.url, command.size
+            async with aclosing(http_parts(url, place, size, self._timing, self._ca)) as parts:
+                async for part in parts:
+                    self._status.traffic.received += len(part)
+                    await self._handle(
+                        partial(session.http_bytes, sha256, place, part, time.monotonic())
+                    )
+                    place += len(part)
+                    if self._download_rate is not None:
+                        await self._download_rate.passed(len(part))
+        except HttpFetchError as error:
+            why = printable(str(error))
+            self.post(lambda: session.http_ended(sha256, why, time.monotonic()))
 
 
 def _raise(error: BaseException) -> Commands:

@@ -52,6 +52,24 @@ class StoreChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchByHttp:
+    """GET the wanted content's bytes from ``begin`` on, instead of any that are being fetched so;
+    answer with ``http_bytes`` for each part, and with ``http_ended`` where not all came."""
+
+    wanted: Wanted
+    url: str
+    """Whoever has it can read the content: it is not for the log."""
+    begin: int
+    size: int
+    """Bytes of the whole content."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopHttp:
+    """GET no more bytes."""
+
+
+@dataclass(frozen=True, slots=True)
 class FinishContent:
     """Move the complete content to its place, or delete it where its SHA-256 is wrong; answer with
     ``stored``."""
@@ -167,6 +185,8 @@ Command = (
     Send
     | Locate
     | StoreChunk
+    | FetchByHttp
+    | StopHttp
     | FinishContent
     | StartTraining
     | StartAnswer

@@ -10,6 +10,7 @@ from fleetlearn_protocol.messages import Content, Fetch, Refused
 
 from fleetlearn_device.session.commands import (
     Commands,
+    FetchByHttp,
     FinishContent,
     Note,
     Send,
@@ -22,6 +23,10 @@ from fleetlearn_device.session.states import Fetching, Locating, Online, Storing
 MAX_ARRIVALS = 2
 """How often one content may arrive for a task: a second time where its SHA-256 was wrong the first
 time."""
+HTTP_PROGRESS = 2**16
+"""Bytes that an attempt by HTTP must bring, for another to follow."""
+HTTP_REST = 600.0
+"""Seconds for which all is fetched by the WebSocket after HTTP did not work."""
 
 
 def fetch(
@@ -37,13 +42,19 @@ def fetch(
     if not isinstance(session.link, Online):
         session.work = Locating(work.assignment)  # the next welcome asks again
         return []
-    session.work, session.last_progress = Fetching(work.assignment, wanted), now
+    http = may_use_http(session, now)
+    session.work, session.last_progress = Fetching(work.assignment, wanted, http), now
     size = "" if first.size is None else f" of {first.size}"
     text = f"fetching {first.name} ({first.sha256[:12]}) from byte {first.have}{size}"
     return [
         Note(text, event="fetching"),
-        Send(Fetch(first.sha256, first.have)),
+        Send(Fetch(first.sha256, first.have, http=http)),
     ]
+
+
+def may_use_http(session: SessionState, now: float) -> bool:
+    """Return whether the coordinator may name a URL in place of sending the bytes."""
+    return bool(session.sources.hosts) and now >= session.no_http_until
 
 
 def store(session: SessionState, work: UnfinishedTask, wanted: tuple[Wanted, ...]) -> Commands:
@@ -53,8 +64,8 @@ def store(session: SessionState, work: UnfinishedTask, wanted: tuple[Wanted, ...
     return [FinishContent(wanted[0])]
 
 
-def receive_content(session: SessionState, content: Content) -> Commands:
-    """Expect the chunks of the content that was asked for."""
+def receive_content(session: SessionState, content: Content, now: float) -> Commands:
+    """Expect the chunks of the content that was asked for, or fetch it where it is."""
     work = session.work
     # The answer to an earlier fetch, whose task was cancelled, may still come; the later fetch
     # replaces it.
@@ -76,7 +87,62 @@ def receive_content(session: SessionState, content: Content) -> Commands:
             Code.WRONG_OFFSET, f"{wanted.name} begins at {content.offset}, behind its end"
         )
     session.work = replace(work, content=content, end=content.offset)
-    return store(session, work, work.wanted) if content.offset == content.size else []
+    if content.offset == content.size:
+        return store(session, work, work.wanted)
+    if content.url is None:
+        return []
+    if not work.http:
+        raise ProtocolError(Code.OUT_OF_TURN, f"a URL came for {wanted.name}, and none was wanted")
+    why = session.sources.why_not(content.url, content.sha256)
+    if why is not None:
+        return without_http(session, work, work.wanted, why, now)
+    return [FetchByHttp(wanted, content.url, content.offset, content.size)]
+
+
+def without_http(
+    session: SessionState, work: Fetching, wanted: tuple[Wanted, ...], why: str, now: float
+) -> Commands:
+    """Fetch by the WebSocket, and for a while all that follows."""
+    session.no_http_until = now + HTTP_REST
+    name = wanted[0].name
+    note = Note(f"{name} is fetched by the WebSocket, and not by HTTP: {why}", True, "no-http")
+    return [note, *fetch(session, work, wanted, now)]
+
+
+def receive_http(
+    session: SessionState, sha256: str, offset: int, payload: memoryview, now: float
+) -> Commands:
+    """Have bytes written that came by HTTP. There are at most as many as the content has."""
+    work = session.work
+    if (
+        not isinstance(work, Fetching)
+        or work.content is None
+        or (work.content.sha256, work.end) != (sha256, offset)
+    ):
+        return []  # of an earlier fetch
+    end = offset + len(payload)
+    session.work, session.last_progress = replace(work, end=end), now
+    written = StoreChunk(work.wanted[0], offset, payload)
+    return [written, *(store(session, work, work.wanted) if end == work.content.size else [])]
+
+
+def end_http(session: SessionState, sha256: str, why: str, now: float) -> Commands:
+    """HTTP brought no more bytes: ask again, which gives another URL. Where there were hardly any,
+    go on by the WebSocket."""
+    work = session.work
+    if (
+        not isinstance(work, Fetching)
+        or work.content is None
+        or work.content.url is None
+        or work.content.sha256 != sha256
+    ):
+        return []
+    first, *others = work.wanted
+    wanted = (replace(first, have=work.end), *others)
+    if work.end - first.have < HTTP_PROGRESS:
+        return without_http(session, work, wanted, why, now)
+    note = Note(f"{first.name} goes on from byte {work.end}: {why}")
+    return [note, *fetch(session, work, wanted, now)]
 
 
 def receive_chunk(session: SessionState, frame: Buffer) -> Commands:
@@ -88,6 +154,7 @@ def receive_chunk(session: SessionState, frame: Buffer) -> Commands:
         not isinstance(work, Fetching)
         or work.content is None
         or chunk.transfer != work.content.transfer
+        or work.content.url is not None
     ):
         return []  # the rest of an earlier fetch, whose task was cancelled
     wanted, size, end = work.wanted[0], work.content.size, chunk.offset + len(chunk.payload)

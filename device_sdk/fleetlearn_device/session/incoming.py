@@ -78,7 +78,7 @@ def handle(session: SessionState, message: FromCoordinator, now: float) -> Comma
         case Trust():
             raise ProtocolError(Code.OUT_OF_TURN, "keys to trust came without a signature")
         case Content():
-            return receive_content(session, message)
+            return receive_content(session, message, now)
         case TaskWeighing():
             return weigh(session, message)
         case Grant():

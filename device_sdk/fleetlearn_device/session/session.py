@@ -47,7 +47,13 @@ from fleetlearn_device.session.commands import (
     StopTraining,
     Wanted,
 )
-from fleetlearn_device.session.contents import fetch, receive_chunk
+from fleetlearn_device.session.contents import (
+    HTTP_REST,
+    end_http,
+    fetch,
+    receive_chunk,
+    receive_http,
+)
 from fleetlearn_device.session.demands_of_tasks import offered_exchanges, said_of_privacy
 from fleetlearn_device.session.incoming import handle, say_quiet
 from fleetlearn_device.session.pause import Pause
@@ -146,7 +152,22 @@ class Session(SessionState):
         except ProtocolError as error:
             return self.close_for_fault(f"the coordinator broke the protocol: {error}", code=1002)
 
+    def _fetched(self) -> int:
+        """Return how many bytes the device has of what it fetches by HTTP; 0: it does not."""
+        work = self.work
+        by_http = isinstance(work, Fetching) and work.content is not None and work.content.url
+        return work.end if isinstance(work, Fetching) and by_http else 0
+
     # Answers to commands
+
+    def http_bytes(self, sha256: str, offset: int, payload: memoryview, now: float) -> Commands:
+        """Bytes of a content came by HTTP."""
+        return receive_http(self, sha256, offset, payload, now)
+
+    def http_ended(self, sha256: str, why: str, now: float) -> Commands:
+        """Fetching a content by HTTP ended before all of its bytes were there. ``why``: for
+        people."""
+        return end_http(self, sha256, why, now)
 
     def located(self, task_id: str, lacking: Sequence[Wanted], now: float) -> Commands:
         """What the task lacks was looked up. Its training starts where nothing is lacking."""
@@ -186,6 +207,7 @@ class Session(SessionState):
             note = Note(f"{wanted.name} does not give the vector that it should", True)
             return [note, *fetch(self, work, (wanted.instead, *others), now)]
         if not good:
+            self.no_http_until = now + HTTP_REST  # a cache may have other bytes
             note = Note(f"{wanted.name} arrived with another SHA-256 than {sha256}", True)
             return [note, *fetch(self, work, (replace(wanted, have=0), *others), now)]
         if others:
@@ -282,7 +304,7 @@ class Session(SessionState):
             return self.close(f"no answer for {PATIENCE:g} s")
         if isinstance(self.link, Online) and now >= self.link.next_heartbeat:
             self.link = replace(self.link, next_heartbeat=now + self.link.heartbeat_interval)
-            return [Send(Heartbeat(self.task_id, self.steps))]
+            return [Send(Heartbeat(self.task_id, self.steps, self._fetched()))]
         if isinstance(self.link, Online) and isinstance(self.work, Idle) and now >= self.quiet[1]:
             return say_quiet(self, now)
         return []

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fleetlearn_protocol.errors import clip
-from fleetlearn_protocol.messages import Failed, FailureCode, FromCoordinator, FromDevice, Report
+from fleetlearn_protocol.messages import (
+    Content,
+    Failed,
+    FailureCode,
+    FromCoordinator,
+    FromDevice,
+    Report,
+)
 from fleetlearn_protocol.task_names import run_of
 
 from fleetlearn_device.session.commands import (
@@ -19,9 +26,11 @@ from fleetlearn_device.session.commands import (
     Locate,
     Note,
     Send,
+    StopHttp,
     StopTraining,
 )
 from fleetlearn_device.session.history import History, Outcome
+from fleetlearn_device.session.http_sources import NO_SOURCES, HttpSources
 from fleetlearn_device.session.pause import Pause
 from fleetlearn_device.session.privacy_demands import NO_DEMANDS, PrivacyDemands, told_of_failure
 from fleetlearn_device.session.secure_demands import NO_SECURE_DEMANDS, SecureDemands
@@ -59,7 +68,7 @@ class SessionState:
     answer. trusted: the device's keys, where it does only what one of them signed. demands,
     secure_demands: its owner's. can_mask: whether it has what secure aggregation needs. took_part:
     run -> how many updates the device made in it. was_made: task -> whether the device made its
-    update already.
+    update already. sources: from where it fetches by HTTP.
     """
 
     def __init__(
@@ -80,6 +89,7 @@ class SessionState:
         can_mask: bool = False,
         took_part: Callable[[str], int] = lambda run: 0,
         was_made: Callable[[str], bool] = lambda task: False,
+        sources: HttpSources = NO_SOURCES,
     ) -> None:
         self.device, self.examples = device, examples
         self.runtime, self.software = runtime, software
@@ -87,6 +97,9 @@ class SessionState:
         self.until_finished = until_finished
         self.demands, self._took_part, self.was_made = demands, took_part, was_made
         self.secure_demands, self.can_mask = secure_demands, can_mask
+        self.sources = sources
+        self.no_http_until = 0.0
+        """Until then all is fetched by the WebSocket: HTTP brought nothing, or wrong bytes."""
         self.link: Link = Offline()
         self.work: Work = unmasked or Idle()
         if held is not None:
@@ -155,6 +168,8 @@ class SessionState:
         self.history = self.history.ended(work.task_id, outcome, why)
         commands: Commands = []
         match work:
+            case Fetching(content=Content(url=str())):
+                commands.append(StopHttp())
             case Training() if self.running_task_id is not None:  # it has not ended by itself
                 commands.append(StopTraining(work.task_id, keep))
             case Masking() if self.running_task_id is not None:

@@ -83,6 +83,8 @@ class Fetching(UnfinishedTask):
     """The first of the wanted contents was asked for."""
 
     wanted: tuple[Wanted, ...]
+    http: bool = False
+    """The coordinator was told that it may name a URL."""
     content: Content | None = None
     """The coordinator's answer, once it has come."""
     end: int = 0

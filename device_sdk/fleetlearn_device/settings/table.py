@@ -111,6 +111,15 @@ SETTINGS: tuple[Setting, ...] = (
         name="insecure",
     ),
     Setting(
+        "connection.download_from",
+        texts("HOST", "a list of hosts"),
+        (),
+        "host from which models may be fetched by HTTP, where the coordinator names one; may be "
+        "given again",
+        name="download-from",
+        unset="the coordinator's own host",
+    ),
+    Setting(
         "connection.token",
         text("TOKEN"),
         None,

@@ -9,6 +9,7 @@ import type { DeviceState } from "./life/state.ts";
 import { type Conditions, checkConditions, UNKNOWN, watchSurroundings } from "./life/surroundings.ts";
 import { lastChosen, type RuntimeOptions, runtimeName } from "./runtimes/choose.ts";
 import { isEngineName } from "./runtimes/engine.ts";
+import { httpHosts } from "./session/http_sources.ts";
 import { checkSecureDemands, type SecureDemands } from "./session/secure_tasks.ts";
 import { Session, type Statement } from "./session/session.ts";
 import { Contents } from "./storage/contents.ts";
@@ -61,6 +62,9 @@ export interface DeviceOptions extends RuntimeOptions {
   readonly watch?: typeof watchSurroundings;
   /** What the device states at each check-in, beside that. */
   readonly state?: () => Stated | Promise<Stated>;
+  /** Hosts from which models and bundles are fetched by HTTP where the coordinator names one, such as "cdn.example.org".
+   * The coordinator's own host is one, unless that is this machine. */
+  readonly downloadFrom?: readonly string[];
   /** End when the coordinator says that the training is finished. */
   readonly untilFinished?: boolean;
   readonly timing?: Partial<Timing>;
@@ -119,6 +123,7 @@ export class Device {
       throw new RangeError(`the runtime ${options.runtime} was given; expected wasm, webgpu, or wasm, N threads`);
     }
     checkSecureDemands(options.secure ?? {});
+    httpHosts(options.url, options.downloadFrom); // fails here rather than in the first task
     if (!isExamples(options.data)) examplesOf(options.data);
     this.#options = options;
   }
@@ -353,7 +358,7 @@ export class Device {
 
   /** Make the session of the next run. */
   async #begin(device: string, examples: number, trusted: readonly string[], outbox: Outbox): Promise<Session> {
-    const { untilFinished = false, secure = {} } = this.#options;
+    const { url, downloadFrom, untilFinished = false, secure = {} } = this.#options;
     this.#session = new Session(device, examples, {
       software: SOFTWARE,
       algorithms: Object.keys(ALGORITHMS).filter((algorithm) => algorithm !== "plain"),
@@ -362,6 +367,7 @@ export class Device {
       demands: secure,
       trusted,
       untilFinished,
+      httpHosts: httpHosts(url, downloadFrom),
     });
     this.#session.failed = this.#failed;
     return this.#session;

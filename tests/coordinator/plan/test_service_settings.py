@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from fleetlearn_coordinator.plan.canary_settings import CanarySettings
+from fleetlearn_coordinator.plan.content_settings import ContentSettings
 from fleetlearn_coordinator.plan.service_settings import (
     Admin,
     AlertSettings,
@@ -50,6 +51,7 @@ def test_the_example_has_every_key_with_its_default() -> None:
         is values.pop("ledger")
         is values.pop("blobs")
         is values.pop("metrics")
+        is values.pop("contents")
         is values.pop("alerts")
         is values.pop("traces")
         is values.pop("canary")
@@ -67,7 +69,7 @@ def test_the_example_has_every_key_with_its_default() -> None:
         tomllib.loads("\n".join(keys_of_canary)), CanarySettings
     )
     assert len(keys_of_canary) == len(CanarySettings.__struct_fields__)
-    sections = (Tls, Admin, MetricsPort, AlertSettings, TraceSettings, Page)
+    sections = (Tls, Admin, MetricsPort, ContentSettings, AlertSettings, TraceSettings, Page)
     keys = [key for section in sections for key in section.__struct_fields__]
     assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in keys)
     defaults = {

@@ -19,6 +19,9 @@ LARGE = 2**24
 """From this many bytes on, a file of the bundle is read from the disk for each device, unless the
 bundle is a zip."""
 
+READ_AT_ONCE = 2**22
+"""Bytes of an older vector that are copied at a time: whole elements."""
+
 
 class FramedContent:
     """Bytes that are sent to every device as the same frames. Each frame is made when it is first
@@ -29,12 +32,19 @@ class FramedContent:
         self._content = memoryview(content)
         self._frames: list[bytes | None] = [None] * -(-self.size // CHUNK_BYTES)
 
-    def frames(self, offset: int) -> Iterator[bytes]:
-        """Yield the content from ``offset`` on as WebSocket frames, ready for the wire."""
-        if offset % CHUNK_BYTES:  # the device has part of a chunk
-            yield from map(wire, pack_chunks(self.transfer, self._content, offset))
+    def read(self, begin: int, size: int) -> Buffer:
+        """Return ``size`` bytes from ``begin`` on, or fewer where the content ends."""
+        return self._content[begin : begin + size]
+
+    def frames(self, offset: int, end: int | None = None) -> Iterator[bytes]:
+        """Yield the content from ``offset`` on as WebSocket frames, ready for the wire. ``end``:
+        up to there; None: to its end."""
+        end = self.size if end is None else end
+        # A device has part of a chunk, or wants one.
+        if offset % CHUNK_BYTES or (end % CHUNK_BYTES and end < self.size):
+            yield from map(wire, pack_chunks(self.transfer, self._content[:end], offset))
             return
-        for number in range(offset // CHUNK_BYTES, len(self._frames)):
+        for number in range(offset // CHUNK_BYTES, -(-end // CHUNK_BYTES)):
             frame = self._frames[number]
             if frame is None:
                 begin = number * CHUNK_BYTES
@@ -62,18 +72,24 @@ class StoredContent:
         self.transfer, self._content, self._encoding = transfer, content, encoding
         self.size = content.size if size is None else size
 
-    def frames(self, offset: int) -> Iterator[bytes]:
-        """Return the content from ``offset`` on as WebSocket frames. Raises OSError if the file has
-        become shorter."""
-        for place in range(offset, self.size, CHUNK_BYTES):
-            size = min(CHUNK_BYTES, self.size - place)
-            payload = self._read(place, size)
-            if len(payload) < size:
-                raise OSError(
-                    f"a file had {self.size} bytes for devices and was cut short while they fetch "
-                    "it"
-                )
+    def frames(self, offset: int, end: int | None = None) -> Iterator[bytes]:
+        """Return the content from ``offset`` on as WebSocket frames. ``end``: up to there; None: to
+        its end. Raises OSError if the file has become shorter."""
+        end = self.size if end is None else end
+        for place in range(offset, end, CHUNK_BYTES):
+            payload = self.read(place, min(CHUNK_BYTES, end - place))
             yield wire(pack_chunk(self.transfer, place, payload))
+
+    def read(self, begin: int, size: int) -> Buffer:
+        """Return ``size`` bytes from ``begin`` on, or fewer where the content ends. Raises OSError
+        if the file has become shorter."""
+        size = min(size, self.size - begin)
+        payload = self._read(begin, size)
+        if len(payload) < size:
+            raise OSError(
+                f"a file had {self.size} bytes for devices and was cut short while they fetch it"
+            )
+        return payload
 
     def _read(self, place: int, size: int) -> Buffer:
         """Return the content's bytes from ``place`` on."""
@@ -99,6 +115,12 @@ class Older(NamedTuple):
     """Bytes that travel."""
     encoding: Encoding = FLOAT32
     """In which they travel: float32 or float16."""
+
+    def parts(self) -> Iterator[Buffer]:
+        """Yield the bytes, as they travel, in parts. Raises OSError."""
+        for begin in range(0, self.content.size, READ_AT_ONCE):
+            part: Buffer = self.content.read(begin, READ_AT_ONCE)
+            yield part if self.encoding == FLOAT32 else self.encoding.encode(FLOAT32.decode(part))
 
 
 class Contents:
@@ -149,12 +171,16 @@ class Contents:
         self._contents.clear()
         self._newest, self._older = set(), set()
 
+    def get(self, sha256: str) -> FramedContent | StoredContent | None:
+        """Return the content with this hash; None: it is not served."""
+        if sha256 not in self._contents and sha256 in self._files:
+            self._add_file(sha256, *self._files[sha256])
+        return self._contents.get(sha256)
+
     def find(self, sha256: str, offset: int) -> FramedContent | StoredContent:
         """Return the content with this hash. Raises ProtocolError (unknown-content,
         wrong-offset)."""
-        if sha256 not in self._contents and sha256 in self._files:
-            self._add_file(sha256, *self._files[sha256])
-        content = self._contents.get(sha256)
+        content = self.get(sha256)
         if content is None:
             raise ProtocolError(
                 Code.UNKNOWN_CONTENT,

@@ -18,6 +18,7 @@ import { inOneLine, TrainingError } from "../training/errors.ts";
 import type { Masker } from "../training/masker.ts";
 import type { Trainer } from "../training/trainer.ts";
 import { Connection } from "./connection.ts";
+import { httpParts } from "./http_fetch.ts";
 import type { Verify } from "./signatures.ts";
 import { secondsToWait, type Timing } from "./timing.ts";
 
@@ -62,6 +63,8 @@ export class Driver {
   #finished: FinishedUpdate | null = null;
   /** The number of the last upload, or of its end: an upload with another number is stopped. */
   #upload = 0;
+  /** Stops what is fetched by HTTP. */
+  #http = new AbortController();
   /** The end of the last job that looked up or filed contents: a lookup deletes what only the task before needed. */
   #cache: Promise<unknown> = Promise.resolve();
   /** Connections in a row on which the device was not welcomed. */
@@ -108,6 +111,7 @@ export class Driver {
       unlisten();
       trainer.halt = true;
       this.#upload += 1;
+      this.#http.abort();
       this.#connection?.leave("the device ends");
     }
     const error = this.#error ?? session.error;
@@ -185,6 +189,7 @@ export class Driver {
           if (this.#connection !== connection) return [];
           this.#connection = null;
           this.#upload += 1;
+          this.#http.abort();
           if (session.link.is !== "closing") {
             this.#offlineFor = whyOffline(opened, reason);
             log(`${this.#offlineFor} (${url})`, "warning");
@@ -233,6 +238,7 @@ export class Driver {
       case "note":
         return log(command.text, command.warning ? "warning" : "info");
       case "send":
+        if (command.message.type === "fetch") this.#http.abort(); // it replaces any other
         if (RESULTS.has(command.message.type) && !(await this.#parts.allowed())) return;
         return this.#connection?.say(encode(command.message));
       case "verify": {
@@ -245,6 +251,12 @@ export class Driver {
         return saveTrusted(command.keys);
       case "store-chunk":
         return contents.append(command.wanted, command.offset, command.payload);
+      case "fetch-by-http":
+        this.#http.abort();
+        this.#http = new AbortController();
+        return this.#start(this.#fetchByHttp(command, this.#http.signal));
+      case "stop-http":
+        return this.#http.abort();
       case "locate":
         return this.#start(this.#locate(command.task));
       case "finish-content":
@@ -282,6 +294,7 @@ export class Driver {
         this.#comeBackAfter = command.after;
         this.#offlineFor = command.reason;
         this.#upload += 1;
+        this.#http.abort();
         return this.#connection?.close(command.code);
     }
   }
@@ -301,6 +314,34 @@ export class Driver {
     const done = this.#cache.then(act, act);
     this.#cache = done.catch(() => {});
     return done;
+  }
+
+  /** Hand on the bytes of a content part by part: the next is read when one is stored. */
+  async #fetchByHttp(command: Command & { do: "fetch-by-http" }, signal: AbortSignal): Promise<void> {
+    const { session, timing } = this.#parts;
+    const { wanted, url, size } = command;
+    let place = command.begin;
+    try {
+      for await (const part of httpParts(url, place, size, timing.send, signal)) {
+        if (signal.aborted) return;
+        const begin = place;
+        this.post(() => session.httpBytes(wanted.sha256, begin, part, now()));
+        place += part.length;
+        await this.#carriedOut();
+      }
+    } catch (error) {
+      if (!signal.aborted) this.post(() => session.httpEnded(wanted.sha256, (error as Error).message, now()));
+    }
+  }
+
+  /** Resolves when the commands of all events so far were carried out. */
+  #carriedOut(): Promise<void> {
+    return new Promise((resolve) => {
+      this.post(() => {
+        resolve();
+        return [];
+      });
+    });
   }
 
   async #locate(task: Task | Question): Promise<void> {

@@ -52,6 +52,8 @@ const bytes64 = pattern(/^([0-9a-f]{2}){64}$/);
 const bytes80 = pattern(/^([0-9a-f]{2}){80}$/);
 const bytes82 = pattern(/^([0-9a-f]{2}){82}$/);
 export const name = pattern(/^[A-Za-z_][A-Za-z0-9_.-]{0,127}$/);
+/** Where something is for HTTP. */
+const url = pattern(/^https?:\/\/[!-~]{1,4088}$/);
 const forPeople = text(MAX_TEXT);
 const label = text(100);
 const numbers = record(name, number(), 64);
@@ -148,8 +150,15 @@ const FROM_DEVICE = {
     type: literal("heartbeat"),
     task: optional(nullable(identifier), null),
     steps: optional(integer(), 0),
+    fetched: optional(offset, 0),
   }),
-  fetch: object({ type: literal("fetch"), sha256: digest, offset: optional(offset, 0) }),
+  fetch: object({
+    type: literal("fetch"),
+    sha256: digest,
+    offset: optional(offset, 0),
+    end: optional(nullable(offset), null),
+    http: optional(flag, false),
+  }),
   finished: object({ type: literal("finished"), task: identifier }),
   report: object({
     type: literal("report"),
@@ -237,7 +246,15 @@ const FROM_COORDINATOR = {
     after: seconds,
     reason: oneOf(["no-task", "busy", "stopping", "finished"]),
   }),
-  content: object({ type: literal("content"), transfer, sha256: digest, size: offset, offset }),
+  content: object({
+    type: literal("content"),
+    transfer,
+    sha256: digest,
+    size: offset,
+    offset,
+    end: optional(nullable(offset), null),
+    url: optional(nullable(url), null),
+  }),
   weighing: object({ type: literal("weighing"), task: identifier, factor: number(0, 1) }),
   grant: object({ type: literal("grant"), task: identifier, transfer, offset }),
   waiting: object({

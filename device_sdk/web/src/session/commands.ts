@@ -32,6 +32,12 @@ export type Command =
   | { do: "locate"; task: Task | Question }
   /** Append to the partial content. `offset` 0 begins it again. */
   | { do: "store-chunk"; wanted: Wanted; offset: number; payload: Uint8Array }
+  /** GET the wanted content's bytes from `begin` up to `size`, instead of any that are being fetched so; answer with
+   * `httpBytes` for each part, and with `httpEnded` where not all came. Whoever has the URL can read the content: it is
+   * not for the log. */
+  | { do: "fetch-by-http"; wanted: Wanted; url: string; begin: number; size: number }
+  /** GET no more bytes. */
+  | { do: "stop-http" }
   /** Put the complete content in its place, or delete it where its SHA-256 is wrong; answer with `stored`. */
   | { do: "finish-content"; wanted: Wanted }
   /** Train within this many seconds; answer with `trained` or `ended`. */

@@ -40,8 +40,10 @@ import {
 import { signedBytes } from "../protocol/signing.ts";
 import { PRIVACY, unsupported } from "./abilities.ts";
 import type { Command, Wanted } from "./commands.ts";
+import { whyNotFrom } from "./http_sources.ts";
 import { factorRefusal, type GivenBack, type SecureDemands, secureRefusal, toldOfFailure } from "./secure_tasks.ts";
 import {
+  type Fetching,
   givenTask,
   isFinished,
   isUnfinished,
@@ -64,6 +66,12 @@ const SILENT_HEARTBEATS = 3;
 const UPLOAD_MARGIN = { part: 0.1, most: 60 };
 /** Seconds, about, until the device checks in again with a coordinator that speaks another version of the protocol. */
 const VERSION_WAIT = 600;
+/** Bytes that are asked for at a time: what arrives waits in memory until it is stored, and a page cannot hold it back. */
+export const PART = 8 * 2 ** 20;
+/** Bytes that an attempt by HTTP must bring, for another to follow. */
+const HTTP_PROGRESS = 2 ** 16;
+/** Seconds for which all is fetched by the WebSocket after HTTP did not work. */
+const HTTP_REST = 600;
 /** How often one content may arrive for a task: a second time where its SHA-256 was wrong the first time. */
 const MAX_ARRIVALS = 2;
 
@@ -92,6 +100,8 @@ export interface SessionOptions {
   readonly trusted?: readonly string[];
   /** Whether the session ends when the coordinator says that the training is finished. */
   readonly untilFinished?: boolean;
+  /** The hosts from which contents are fetched by HTTP. Empty: none is. */
+  readonly httpHosts?: ReadonlySet<string>;
 }
 
 export class Session {
@@ -134,6 +144,8 @@ export class Session {
   #unverified: Signed | null = null;
   /** `known` was asked for, and nothing was heard since. */
   #asking = false;
+  /** Until then all is fetched by the WebSocket: HTTP brought nothing, or wrong bytes. */
+  #noHttpUntil = 0;
 
   constructor(device: string, examples: number, options: SessionOptions = {}) {
     this.device = device;
@@ -221,7 +233,7 @@ export class Session {
       if (this.link.is === "checking-in") throw new ProtocolError("out-of-turn", "a chunk came before the welcome");
       const chunk = unpackChunk(frame);
       const work = this.work;
-      if (work.is !== "fetching" || chunk.transfer !== work.content?.transfer) {
+      if (work.is !== "fetching" || chunk.transfer !== work.content?.transfer || work.content.url !== null) {
         return []; // the rest of an earlier fetch, whose task was cancelled
       }
       const wanted = work.wanted[0];
@@ -234,10 +246,44 @@ export class Session {
         const text = `a chunk of ${wanted.name} ends behind its ${work.content.size} bytes`;
         throw new ProtocolError("wrong-length", text);
       }
-      this.work = { ...work, end };
-      const store: Command = { do: "store-chunk", wanted, offset: chunk.offset, payload: chunk.payload };
-      return end === work.content.size ? [store, ...this.#store(work, work.wanted)] : [store];
+      const stored = this.#arrived(work, chunk.payload);
+      if (end === work.content.size || work.content.end === null || end < work.content.end) return stored;
+      // The next part is asked for when this one is stored: commands are carried out one after the other.
+      return [...stored, this.#ask(work, [{ ...wanted, have: end }, ...work.wanted.slice(1)], now)];
     });
+  }
+
+  /** The next bytes of what is fetched are here. */
+  #arrived(work: Fetching, payload: Uint8Array): Command[] {
+    const end = work.end + payload.length;
+    this.work = { ...work, end };
+    const store: Command = { do: "store-chunk", wanted: work.wanted[0], offset: work.end, payload };
+    return end === work.content?.size ? [store, ...this.#store(work, work.wanted)] : [store];
+  }
+
+  /** Bytes of a content came by HTTP: no more than it has. */
+  httpBytes(sha256: string, offset: number, payload: Uint8Array, now: number): Command[] {
+    const work = this.work;
+    if (work.is !== "fetching" || work.content?.sha256 !== sha256 || work.end !== offset) return []; // an earlier fetch
+    this.#lastProgress = now;
+    return this.#arrived(work, payload);
+  }
+
+  /** HTTP brought no more bytes of a content: ask again, which gives another URL. Where there were hardly any, go on by the
+   * WebSocket. */
+  httpEnded(sha256: string, why: string, now: number): Command[] {
+    const work = this.work;
+    if (work.is !== "fetching" || work.content?.sha256 !== sha256 || work.content.url === null) return [];
+    const [first, ...others] = work.wanted;
+    const wanted = [{ ...first, have: work.end }, ...others] as const;
+    if (work.end - first.have < HTTP_PROGRESS) return this.#withoutHttp(work, wanted, why, now);
+    return [note(`${first.name} goes on from byte ${work.end}: ${why}`), ...this.#fetch(work, wanted, now)];
+  }
+
+  #withoutHttp(work: Fetching, wanted: readonly [Wanted, ...Wanted[]], why: string, now: number): Command[] {
+    this.#noHttpUntil = now + HTTP_REST;
+    const text = `${wanted[0].name} is fetched by the WebSocket, and not by HTTP: ${why}`;
+    return [note(text, true), ...this.#fetch(work, wanted, now)];
   }
 
   #guarded(now: number, handle: () => Command[]): Command[] {
@@ -297,6 +343,7 @@ export class Session {
       return [note(text, true), ...this.#fetch(work, [wanted.instead, ...rest], now)];
     }
     if (!good) {
+      this.#noHttpUntil = now + HTTP_REST; // a cache may have other bytes
       const text = `${wanted.name} arrived with another SHA-256 than ${sha256}`;
       return [note(text, true), ...this.#fetch(work, [{ ...wanted, have: 0 }, ...rest], now)];
     }
@@ -384,7 +431,7 @@ export class Session {
     if (this.known !== null && this.#canAsk() && now >= this.#lastProgress + PATIENCE) {
       this.#asking = true;
       this.#lastProgress = now;
-      return [send({ type: "fetch", sha256: this.known.sha256, offset: this.known.size })];
+      return [send({ type: "fetch", sha256: this.known.sha256, offset: this.known.size, end: null, http: false })];
     }
     return [];
   }
@@ -434,7 +481,7 @@ export class Session {
       case "trust":
         throw new ProtocolError("out-of-turn", "keys to trust came without a signature");
       case "content":
-        return this.#receive(message);
+        return this.#receive(message, now);
       case "grant":
         return this.#upload(message);
       case "waiting":
@@ -543,8 +590,8 @@ export class Session {
     return lacking === null ? null : { code: "unsupported", text: lacking };
   }
 
-  /** Expect the chunks of the content that was asked for. */
-  #receive(content: Content): Command[] {
+  /** Expect the chunks of the content that was asked for, or fetch it where it is. */
+  #receive(content: Content, now: number): Command[] {
     const work = this.work;
     // The answer to an earlier fetch, whose task was cancelled, may still come; the later fetch replaces it.
     if (work.is !== "fetching" || content.sha256 !== work.wanted[0].sha256) {
@@ -562,8 +609,15 @@ export class Session {
     if (content.offset > content.size) {
       throw new ProtocolError("wrong-offset", `${wanted.name} begins at ${content.offset}, behind its end`);
     }
-    this.work = { ...work, content, end: content.offset };
-    return content.offset === content.size ? this.#store(work, work.wanted) : [];
+    const fetching = { ...work, content, end: content.offset };
+    this.work = fetching;
+    const { url, size, offset: begin } = content;
+    if (begin === size) return this.#store(work, work.wanted);
+    if (url === null) return [];
+    if (!work.http) throw new ProtocolError("out-of-turn", `a URL came for ${wanted.name}, and none was wanted`);
+    const why = whyNotFrom(this.#options.httpHosts ?? new Set(), url, content.sha256);
+    if (why !== null) return this.#withoutHttp(fetching, work.wanted, why, now);
+    return [{ do: "fetch-by-http", wanted, url, begin, size }];
   }
 
   /** Send the update from the grant's offset on. */
@@ -692,7 +746,9 @@ export class Session {
   // Shared steps
 
   #heartbeat(): Command {
-    return send({ type: "heartbeat", task: this.task, steps: this.#steps });
+    const { work } = this;
+    const fetched = work.is === "fetching" && work.content !== null && work.content.url !== null ? work.end : 0;
+    return send({ type: "heartbeat", task: this.task, steps: this.#steps, fetched });
   }
 
   /** Look up what is lacking, if that is the task's next step. */
@@ -712,13 +768,21 @@ export class Session {
       this.work = { is: "locating", assignment }; // the next welcome asks again
       return [];
     }
-    this.work = { is: "fetching", assignment, wanted, content: null, end: 0 };
-    this.#lastProgress = now;
     const size = first.size === null ? "" : ` of ${first.size}`;
     return [
       note(`fetching ${first.name} (${first.sha256.slice(0, 12)}) from byte ${first.have}${size}`),
-      send({ type: "fetch", sha256: first.sha256, offset: first.have }),
+      this.#ask(work, wanted, now),
     ];
+  }
+
+  /** Ask for the next part of the first wanted content. */
+  #ask({ assignment }: Unfinished, wanted: readonly [Wanted, ...Wanted[]], now: number): Command {
+    const { sha256, have: offset, size, limit } = wanted[0];
+    const http = (this.#options.httpHosts?.size ?? 0) > 0 && now >= this.#noHttpUntil;
+    this.work = { is: "fetching", assignment, wanted, http, content: null, end: 0 };
+    this.#lastProgress = now;
+    const end = (size ?? limit) > offset + PART ? offset + PART : null;
+    return send({ type: "fetch", sha256, offset, end, http });
   }
 
   /** Have the first wanted content checked, all of whose bytes are there. */
@@ -735,6 +799,7 @@ export class Session {
     this.work = { is: "idle" };
     // Training that has ended by itself needs no stop. An update being saved is dropped by `saved`, one being masked also by
     // `masked`.
+    if (work.is === "fetching" && typeof work.content?.url === "string") return [{ do: "stop-http" }];
     if (work.is === "training" && this.runningTask !== null) return [{ do: "stop-training" }];
     return isFinished(work) || isUnmasked(work) ? [{ do: "drop-update", task: taskOf(work)! }] : [];
   }

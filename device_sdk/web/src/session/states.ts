@@ -21,18 +21,24 @@ export interface Assignment {
   readonly arrived: readonly string[];
 }
 
+/** The first of the wanted contents was asked for. */
+export interface Fetching {
+  is: "fetching";
+  assignment: Assignment;
+  wanted: readonly [Wanted, ...Wanted[]];
+  /** The coordinator was told that it may name a URL. */
+  http: boolean;
+  /** The answer. */
+  content: Content | null;
+  /** Where the next chunk begins. */
+  end: number;
+}
+
 /** The task is not trained, or the question is not answered, yet. */
 export type Unfinished =
   /** The device waits to know which contents are lacking; or to be online, or for an earlier training to end. */
   | { is: "locating"; assignment: Assignment }
-  /** The first of the wanted contents was asked for. `content`: the answer. `end`: where the next chunk begins. */
-  | {
-      is: "fetching";
-      assignment: Assignment;
-      wanted: readonly [Wanted, ...Wanted[]];
-      content: Content | null;
-      end: number;
-    }
+  | Fetching
   /** The first of the wanted contents is complete, and its hash is being checked. */
   | { is: "storing"; assignment: Assignment; wanted: readonly [Wanted, ...Wanted[]] }
   | { is: "training"; assignment: Assignment };

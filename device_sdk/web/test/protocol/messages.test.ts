@@ -45,7 +45,7 @@ describe("invalid messages are refused with their code", () => {
 });
 
 test("what the coordinator would refuse is not sent", async () => {
-  const heartbeat = { type: "heartbeat", task: null, steps: Number.NaN } as const;
+  const heartbeat = { type: "heartbeat", task: null, steps: Number.NaN, fetched: 0 } as const;
   expect(await codeOf(() => encode(heartbeat))).toBe("bad-message");
   expect(await codeOf(() => encode({ type: "failed", task: "t", code: "killed", text: "é".repeat(1001) }))).toBe(
     "bad-message",
