@@ -17,6 +17,7 @@ from fleetlearn_coordinator.storage.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from fleetlearn_coordinator.storage.synced_names import sync_names
 
 _ADVICE = {
     sqlite3.SQLITE_FULL: "free some space, and start again",
@@ -166,6 +167,7 @@ def open_shared(path: Path, tables: Tables, *, timeout: float, mode: int) -> Dat
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         _make(path, tables, mode)
+        sync_names(path.parent)
     # Looked at, never opened: POSIX takes this process's locks on a file away when it closes a
     # descriptor of it, and an administrator's request opens the database beside the coordinator.
     # Another process would then delete the log that both still write to.

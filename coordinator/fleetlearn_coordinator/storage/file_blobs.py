@@ -29,6 +29,7 @@ from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableEr
 from fleetlearn_coordinator.storage.file_bytes import FileBytes
 from fleetlearn_coordinator.storage.served_objects import ServedObjects
 from fleetlearn_coordinator.storage.sum_file import read_sum
+from fleetlearn_coordinator.storage.synced_names import sync_names
 
 MODELS, UPLOADS, SUMS_FOLDER, SUMS = "models", "uploads", "sums", ("a", "b")
 LENT = "lent"
@@ -104,6 +105,8 @@ class FileBlobs(FileModels):
         """In the names of drafts: of those of a process that was paused when another took over."""
         (folder / MODELS).mkdir(exist_ok=True)
         (folder / UPLOADS).mkdir(exist_ok=True)
+        if power:
+            sync_names(folder)
         self._spool: list[int] = []
         """The open file descriptor of each spool file."""
         self._free: list[int] = []

@@ -5,6 +5,7 @@ directory says so. So whatever is given the folder finds all of the run.
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from secrets import token_hex
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from fleetlearn_protocol.errors import Code, in_words
 
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
+from fleetlearn_coordinator.storage.synced_names import sync_names
 
 FILE = "stores.toml"
 
@@ -61,7 +63,8 @@ def _damaged(path: Path, why: str) -> StoreError:
 
 
 def write_stores(folder: Path, place: StoredElsewhere) -> None:
-    """Write the file, whole or not at all. Makes the folder."""
+    """Write the file, whole or not at all, and so that it survives a loss of power. Makes the
+    folder."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [
         "# Where the rest of this run is. Written by fleetlearn-coordinator when the run began.\n",
@@ -69,8 +72,12 @@ def write_stores(folder: Path, place: StoredElsewhere) -> None:
         *(f"{key} = {json.dumps(value)}\n" for key, value in place._asdict().items() if value),
     ]
     draft = folder / f"{FILE}.{token_hex(8)}.draft"
-    draft.write_text("".join(lines), "utf-8")
+    with draft.open("w", encoding="utf-8") as file:
+        file.writelines(lines)
+        file.flush()
+        os.fsync(file.fileno())
     draft.replace(folder / FILE)
+    sync_names(folder)
 
 
 def objects_of(place: StoredElsewhere) -> str | None:
