@@ -1,9 +1,11 @@
-// Loaded before libc (LD_PRELOAD): lets one of a process's calls on files below a folder fail, and moves its clocks.
+// Loaded before libc (LD_PRELOAD): lets one of a process's calls on files below a folder fail, moves its clocks, and keeps
+// what a loss of power would leave.
 //
 // faults.py compiles it and says what the environment variables mean. A call is counted if it could fail in the way
 // that is asked for; the N-th one that is counted fails. SQLite, Python and Rust all call these functions of libc.
 
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -30,14 +32,21 @@ static int counts;           // which kinds of calls are counted
 static int error;            // what a call fails with
 static int for_good;         // all counted calls after the N-th fail, too
 static int log_file = -1;
+static char watched[4096];   // the folder of which what is synced is kept; empty: none
+static size_t watched_length;
+static char kept[4096];      // the folder where it is kept, by the numbers of inodes
 static double *clocks;       // seconds that CLOCK_REALTIME and CLOCK_MONOTONIC are ahead, in a file that is shared
 
 // Called when the library is loaded, and by a fork that has been given its own environment.
 __attribute__((constructor)) void faults_begin(void) {
     const char *folder = getenv("FAULTS_BELOW"), *number = getenv("FAULTS_NTH"), *kind = getenv("FAULTS_KIND");
     const char *log = getenv("FAULTS_LOG"), *clock_file = getenv("FAULTS_CLOCKS");
+    const char *disk = getenv("FAULTS_WATCHED"), *copy = getenv("FAULTS_KEPT");
     snprintf(below, sizeof below, "%s", folder ? folder : "");
     below_length = strlen(below);
+    snprintf(watched, sizeof watched, "%s", disk && copy ? disk : "");
+    watched_length = strlen(watched);
+    snprintf(kept, sizeof kept, "%s", copy ? copy : "");
     nth = number ? atol(number) : 0;
     counted = 0;
     if (kind && !strcmp(kind, "full")) {
@@ -120,9 +129,46 @@ AT_FILE(WRITE, int, ftruncate64, (int file, off64_t size), file, file, size)
 AT_FILE(WRITE, int, fallocate, (int file, int mode, off_t from, off_t size), file, file, mode, from, size)
 AT_FILE(WRITE, int, fallocate64, (int file, int mode, off64_t from, off64_t size), file, file, mode, from, size)
 
+// Keep what a loss of power leaves of a file from now on: its bytes, or a folder's names. Return 0, or -1 with errno.
+static int keep(int file) {
+    char name[64], path[4096], draft[4200], copy[4200], block[65536];
+    struct stat found;
+    snprintf(name, sizeof name, "/proc/self/fd/%d", file);
+    ssize_t length = readlink(name, path, sizeof path - 1);
+    path[length < 0 ? 0 : length] = 0;
+    if (strncmp(path, watched, watched_length) || fstat(file, &found)) return 0;
+    snprintf(draft, sizeof draft, "%s/draft-%ld", kept, syscall(SYS_gettid));
+    snprintf(copy, sizeof copy, "%s/%lu", kept, (unsigned long)found.st_ino);
+    int to = (int)syscall(SYS_openat, AT_FDCWD, draft, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (to < 0) return -1;
+    if (S_ISDIR(found.st_mode)) {
+        DIR *folder = opendir(path);
+        for (struct dirent *entry; folder && (entry = readdir(folder));) {
+            int size = snprintf(block, sizeof block, "%c %lu %s\n", entry->d_type == DT_DIR ? 'd' : entry->d_type == DT_REG ? 'f' : '-',
+                                (unsigned long)entry->d_ino, entry->d_name);
+            if (syscall(SYS_write, to, block, size) != size) break;
+        }
+        if (folder) closedir(folder);
+    } else {
+        int from = (int)syscall(SYS_openat, AT_FDCWD, name, O_RDONLY | O_CLOEXEC);
+        ssize_t size;
+        while (from >= 0 && (size = syscall(SYS_read, from, block, sizeof block)) > 0)
+            if (syscall(SYS_write, to, block, size) != size) break;
+        if (from >= 0) syscall(SYS_close, from);
+    }
+    syscall(SYS_close, to);
+    return (int)syscall(SYS_renameat, AT_FDCWD, draft, AT_FDCWD, copy);
+}
+
 // A test needs no disk to have anything. It would wait for it.
-int fsync(int file) { return fails_at(SYNC, "fsync", file) ? -1 : below_length ? 0 : REAL(fsync)(file); }
-int fdatasync(int file) { return fails_at(SYNC, "fdatasync", file) ? -1 : below_length ? 0 : REAL(fdatasync)(file); }
+#define SYNCS(name)                                                               \
+    int name(int file) {                                                          \
+        if (fails_at(SYNC, #name, file)) return -1;                               \
+        if (watched_length) return keep(file);                                    \
+        return below_length ? 0 : REAL(name)(file);                               \
+    }
+SYNCS(fsync)
+SYNCS(fdatasync)
 
 // These return the error.
 int posix_fallocate(int file, off_t from, off_t size) {

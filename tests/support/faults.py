@@ -53,6 +53,10 @@ class Fault(NamedTuple):
     """Gets a line for each counted call: its number, the function, the path."""
     clocks: Path | None = None
     """As ``Clocks`` writes it."""
+    watched: Path | None = None
+    """A file system, whose files' synced state is kept in ``kept``."""
+    kept: Path | None = None
+    """As ``Power`` reads it."""
 
     def env(self) -> dict[str, str]:
         """Return the environment of a process to which it happens. The shim is in LD_PRELOAD of
@@ -63,6 +67,8 @@ class Fault(NamedTuple):
             "NTH": self.nth,
             "LOG": self.log,
             "CLOCKS": self.clocks,
+            "WATCHED": self.watched,
+            "KEPT": self.kept,
         }
         return {f"FAULTS_{name}": str(value) for name, value in values.items() if value is not None}
 
@@ -86,6 +92,64 @@ class Clocks:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT)
         os.pwrite(descriptor, struct.pack("dd", wall, monotonic), 0)
         os.close(descriptor)
+
+
+class Power:
+    """What a loss of power leaves of a file system: of each file and folder what it was when a
+    process last synced it, and nothing of those that no synced folder names.
+
+    A file that was never synced is empty then. So it is the worst that a disk may do, except that
+    writes are never torn. ``disk``: an empty file system that gives each file an inode number of
+    its own, as tmpfs does. ``kept``: a folder.
+    """
+
+    def __init__(self, disk: Path, kept: Path) -> None:
+        self.disk, self.kept = disk, kept
+        kept.mkdir()
+        self._keep_all()
+
+    def lose(self) -> None:
+        """Lose what was not synced. No process may have a file open there."""
+        found = self.kept.with_name(f"{self.kept.name}.found")
+        found.mkdir()
+        self._restore(self.disk.stat().st_ino, found)
+        for path in (*self.disk.iterdir(), *self.kept.iterdir()):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.copytree(found, self.disk, dirs_exist_ok=True)
+        shutil.rmtree(found)
+        self._keep_all()
+
+    def _restore(self, inode: int, target: Path) -> None:
+        """Write what was kept of a folder into another one."""
+        for kind, number, name in self._names(inode):
+            if kind == "d":
+                (target / name).mkdir(mode=0o700)
+                self._restore(number, target / name)
+            elif kind == "f":
+                source = self.kept / str(number)
+                (target / name).touch(mode=0o600)
+                (target / name).write_bytes(source.read_bytes() if source.exists() else b"")
+
+    def _names(self, inode: int) -> list[tuple[str, int, str]]:
+        file, rows = self.kept / str(inode), []
+        for line in file.read_text().splitlines() if file.exists() else ():
+            kind, number, name = line.split(" ", 2)
+            if name not in (".", ".."):
+                rows.append((kind, int(number), name))
+        return rows
+
+    def _keep_all(self) -> None:
+        """All that is on the disk now is synced."""
+        for path in (self.disk, *self.disk.rglob("*")):
+            copy = self.kept / str(path.stat().st_ino)
+            if path.is_dir():
+                rows = [
+                    f"{'d' if p.is_dir() else 'f'} {p.stat().st_ino} {p.name}"
+                    for p in path.iterdir()
+                ]
+                copy.write_text("".join(row + "\n" for row in rows))
+            else:
+                shutil.copy(path, copy)
 
 
 DAMAGES: dict[str, float | tuple[float, int]] = {

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,7 +39,16 @@ host all all 127.0.0.1/32 scram-sha-256
 class PostgresServer:
     """A server with one database, ``fleet``, whose superuser is called the same."""
 
-    def __init__(self, programs: Path, folder: Path, settings: dict[str, str]) -> None:
+    def __init__(
+        self,
+        programs: Path,
+        folder: Path,
+        settings: dict[str, str],
+        around: Sequence[str] = (),
+        access: str = ACCESS,
+    ) -> None:
+        """``around``: words before each of its programs, such as ``nsenter`` with a namespace.
+        ``access``: its pg_hba.conf."""
         self.folder, self._programs, self._settings = folder, programs, settings
         self._data = folder / "data"
         self.port = free_port()
@@ -47,7 +56,7 @@ class PostgresServer:
         # The server ends with the thread that started it.
         self._starter = ThreadPoolExecutor(max_workers=1)
         user = pwd.getpwnam("postgres" if has_user("postgres") else "nobody")
-        self._as = ["setpriv"]
+        self._as = [*around, "setpriv"]
         if os.geteuid() == 0:
             os.chown(folder, user.pw_uid, user.pw_gid)
             self._as += [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
@@ -56,7 +65,7 @@ class PostgresServer:
         password.chmod(0o644)
         how = ("--no-sync", "--encoding=UTF8", "--no-locale", "--auth=trust")
         self._run("initdb", "-D", self._data, "-U", USER, f"--pwfile={password}", *how)
-        (self._data / "pg_hba.conf").write_text(ACCESS)
+        (self._data / "pg_hba.conf").write_text(access)
         for attempt in range(3):
             try:
                 self.start()

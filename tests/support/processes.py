@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 DIGITS: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "digits.py"))
 """The names of the digits example, which is not in a package."""
 SCRIPTS = ROOT / "tests" / "end_to_end"
+CHAOS = ROOT / "tests" / "chaos"
 DATABASE = "FLEETLEARN_TESTS_DATABASE"
 """The environment's variable with the URL of a database, for tests whose runs keep their ledgers
 there (test_kills_postgres.py)."""
@@ -80,7 +81,9 @@ class Processes:
         rest = words[2:] if words[1] == "-m" else words[1:]
         output.touch()
         errors.touch()
-        if self.warm is not None and (rest[0] in PACKAGES or Path(rest[0]).parent == SCRIPTS):
+        if self.warm is not None and (
+            rest[0] in PACKAGES or Path(rest[0]).parent in (SCRIPTS, CHAOS)
+        ):
             return Fork(
                 self.warm,
                 program=rest[0],

@@ -37,6 +37,9 @@ MODULES = (
 )
 WIDTH = 16
 """Bytes of a number on the socket."""
+NETWORK = "FLEETLEARN_TESTS_NETWORK"
+"""The environment's variable with the file of the network namespace that a process is to be in."""
+CLONE_NEWNET = 0x4000_0000
 
 # The server's side
 
@@ -86,8 +89,11 @@ def become(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
+    libc = ctypes.CDLL(None, use_errno=True)
     with suppress(AttributeError):
-        ctypes.CDLL(None).faults_begin()
+        libc.faults_begin()
+    if NETWORK in env and libc.setns(os.open(env[NETWORK], os.O_RDONLY), CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), f"{env[NETWORK]} cannot be entered")
     sys.argv = [program, *arguments]
     try:
         if program in PACKAGES:
