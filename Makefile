@@ -47,7 +47,7 @@ OPTIONS = $(filter-out tests%,$(ARGS))
 ort_training_tests = [ ! -x $(ORT_TRAINING) ] || [ -z "$(ORT_TRAINING_TESTS)" ] || \
   $(ORT_TRAINING) $(2) $(PYTEST) -m $(1) $(ORT_TRAINING_TESTS) $(OPTIONS) || [ $$? = 5 ]
 
-.PHONY: help demo demo-web test test-all test-arm64 kotlin programs test-zoo fuzz check docs web test-web dist release bench soak studies clean
+.PHONY: help demo demo-web test test-all test-arm64 kotlin programs test-zoo fuzz chaos check docs web test-web dist release bench soak studies clean
 
 help:
 	@echo 'make demo       a fleet of devices trains a model, some die, the run goes on   (ARGS="--devices 40 --rounds 60")'
@@ -58,6 +58,7 @@ help:
 	@echo 'make kotlin     the SDK in Kotlin, for the JVM: fetches its compiler; its slow tests run then (with Java and npm)'
 	@echo 'make test-zoo   models of torchvision, transformers and others: an hour   (ARGS="-k resnet18")'
 	@echo 'make fuzz       any bytes to all that reads bytes, 20 s for each target  (ARGS="--seconds 300 conversations")'
+	@echo 'make chaos      an hour of faults that a seed chooses: kills, pauses, clocks, disks, packets  (ARGS="--seed 7 --minutes 10")'
 	@echo 'make check      lint, format, types, import walls, class names'
 	@echo 'make docs       the documentation site, in build/docs/; a warning is an error'
 	@echo 'make web        build, type check and lint of the SDK for browsers, and its page (with Node)'
@@ -92,6 +93,7 @@ test-all: $(INSTALLED) .venv/.results programs
 	@$(BIN)/python -m coverage run $(PYTEST) -m "not slow" $(ARGS) || [ $$? = 5 ]
 	@$(call ort_training_tests,"ort_training and slow")
 	@$(BIN)/python $(PYTEST) -m "slow and not zoo" $(ARGS) || [ $$? = 5 ]
+	@$(if $(ARGS),,PYTHONPATH=tests/support $(BIN)/python -m tests.chaos --minutes 10)
 	@$(BIN)/coverage combine --quiet
 	@$(BIN)/coverage report $(if $(ARGS),--fail-under=0)
 	@$(if $(ARGS),,$(BIN)/coverage report --include='$(FULLY_COVERED)' --fail-under=100)
@@ -123,6 +125,10 @@ test-zoo: .venv/.zoo
 # Guided by coverage with atheris where that can be had, else with mutations from a seed: CONTRIBUTING.md, "Fuzzing".
 fuzz: .venv/.fuzz
 	@PYTHONPATH=tests/support $(BIN)/python -m tests.fuzz $(ARGS)
+
+# Namespaces, where root of a Linux runs it: CONTRIBUTING.md, "Chaos".
+chaos: .venv/.installed
+	@PYTHONPATH=tests/support $(BIN)/python -m tests.chaos $(ARGS)
 
 check: $(INSTALLED)
 	@$(BIN)/ruff check .
@@ -172,7 +178,7 @@ studies: $(INSTALLED)
 	@set -e; for name in $(STUDIES); do echo "== $$name"; $(BIN)/python benchmarks/studies/$$name.py $(ARGS); done
 
 clean:
-	rm -rf .venv .fuzz .arm64 .kotlin demo-output .demo-web fedprox.runs robust.runs encodings.runs privacy.runs peers.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage $(WEB)/node_modules $(WEB)/dist $(WEB)/build
+	rm -rf .venv .fuzz .chaos .arm64 .kotlin demo-output .demo-web fedprox.runs robust.runs encodings.runs privacy.runs peers.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage $(WEB)/node_modules $(WEB)/dist $(WEB)/build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The version before had the training build in .venv itself, and .venv/device: these begin again.

@@ -1,0 +1,440 @@
+"""The processes of one fleet, and what can be done to them. Whatever ends is started again, as an
+init system would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+from fleetlearn_coordinator.secure.helper_views import HelperView
+from marked_update import CLIP
+from peers import plan_text
+from postgres_server import SETTINGS, PostgresServer, programs
+from processes import CHAOS, SCRIPTS, Processes, free_port
+
+from tests.chaos.machines import Machines
+from tests.chaos.scenario import ASYNCHRONOUS, PLANS, SECURE, Scenario
+
+MARKED = SCRIPTS / "marked_device.py"
+MISTAKEN = CHAOS / "mistakes.py"
+OBJECT_SERVER = Path(__file__).parents[1] / "support" / "lasting_object_server.py"
+BUCKET = "fleet-bucket"
+ACCESS = """
+local all all trust
+host all all 127.0.0.1/32 trust
+host all all 10.7.0.0/24 trust
+"""
+GOAL = 40
+"""Updates that make a model of the asynchronous plan."""
+AGAIN = 0.5
+"""Seconds until a process that ended by itself is started again."""
+STORE = {
+    "AWS_REGION": "us-east-1",
+    "AWS_ACCESS_KEY_ID": "tests",
+    "AWS_SECRET_ACCESS_KEY": "a secret of tests",
+}
+"""Environment of the object store's clients."""
+
+
+class End(msgspec.Struct, frozen=True):
+    """How a process ended that the suite did not end."""
+
+    name: str
+    at: float
+    status: int
+    said: str
+    """Its last lines."""
+
+
+@dataclass
+class Part:
+    """A process that is to be there."""
+
+    name: str
+    begin: Callable[[], Any]
+    process: Any = None
+    due: float | None = 0.0
+    """When it is to be started, on the monotonic clock; None: it runs, or is not to."""
+    ended_by: signal.Signals | None = None
+    """What the suite sent for its end."""
+    logged: int = 0
+    """Bytes of its log when it was started."""
+    starts: int = 0
+
+
+class Fleet:
+    """One fleet, from its files to its processes."""
+
+    def __init__(
+        self,
+        folder: Path,
+        scenario: Scenario,
+        machines: Machines,
+        bundle: Path,
+        warm: Path,
+        mistake: str | None = None,
+    ) -> None:
+        """``mistake``: one of mistakes.py that is planted."""
+        self.folder, self.scenario, self.machines, self.mistake = (
+            folder,
+            scenario,
+            machines,
+            mistake,
+        )
+        self.run = Processes(folder, warm)
+        self.data = machines.disk("hub") / "run"
+        self.plan, self.service = folder / "plan.toml", folder / "service.toml"
+        self.port = free_port()
+        self.parts: dict[str, Part] = {}
+        self.ends: list[End] = []
+        self.began = time.monotonic()
+        self._paused: dict[str, list[int]] = {}
+        self._stack = ExitStack()
+        self._database: PostgresServer | None = None
+        self._env = {"OMP_NUM_THREADS": "1"} | STORE
+        self._write_files(bundle)
+
+    # Files
+
+    def _write_files(self, bundle: Path) -> None:
+        from tests.chaos.bundles import write_data
+
+        names, settings = self.scenario.names, dict(PLANS[self.scenario.plan])
+        goal = len(names)
+        usual: dict[str, Any] = {
+            "local__lr": 0.05,
+            "local__epochs": 5,
+            "local__batch_size": 0,
+            "round__goal": goal,
+            "round__minimum": goal,
+            "round__gather": 3600.0,
+            "round__grace": 30.0,
+            "round__deadline": 60.0,
+            "round__stall": 30.0,
+            "stop__rounds": 1_000_000,
+            "models__last": 50,
+        }
+        if settings["recipe"] == "scaffold":
+            usual["server__devices"] = goal
+        if self.scenario.plan == SECURE:
+            self._write_helper()
+            usual |= {
+                "secure__mode": "helper",
+                "secure__helper": self.helper.address,
+                "secure__key": self.helper.key,
+                "secure__certificate": self.helper.certificate,
+                "secure__clip": CLIP,
+                "secure__minimum": goal,
+                "round__weighting": "uniform",
+                "local__evaluate": False,
+                "round__deadline": 3600.0,
+                "round__grace": 600.0,
+            }
+        if self.scenario.plan == ASYNCHRONOUS:
+            usual |= {
+                "round__goal": GOAL,
+                "round__concurrency": goal,
+                "round__minimum": None,
+                "round__over_selection": None,
+                "round__gather": None,
+                "stop__rounds": 95,
+            }
+        recipe = settings.pop("recipe")
+        text = plan_text(bundle, self.data, recipe, **(usual | settings))
+        self.plan.write_text(f'durable = "{self.scenario.durable}"\n{text}')
+        service = [
+            f'host = "{self.machines.address("hub")}"',
+            f"port = {self.port}",
+            "insecure = true",
+            "open = true",
+            "heartbeat = 3.0",
+        ]
+        if self.scenario.ledger == "postgresql":
+            service.append(f'ledger = "{self.database_url()}"')
+        if self.scenario.blobs == "s3":
+            service.append(f'blobs = "s3://{BUCKET}/runs"')
+        service += ["[limits]", 'exempt = ["127.0.0.0/8", "10.7.0.0/24"]']
+        self.service.write_text("\n".join(service) + "\n")
+        for number, name in enumerate(names):
+            write_data(self.folder / f"{name}.npz", number)
+
+    def _write_helper(self) -> None:
+        folder, address = self.folder / "helper", self.machines.address("store")
+        minimum = str(len(self.scenario.names))
+        self.run.command("helper", "init", folder, address, "--minimum", minimum)
+        self.helper_file = folder / "helper.toml"
+        text = self.helper_file.read_text().replace('host = "127.0.0.1"', f'host = "{address}"')
+        self.helper_file.write_text(text.replace("port = 8770", f"port = {free_port()}"))
+        (folder / "roster.txt").write_text("".join(map(self._roster_line, self.scenario.names)))
+        self.run.command("helper", "enrol", self.helper_file, folder / "roster.txt")
+        view = self.run.command("helper", "status", self.helper_file, "--json").stdout
+        self.helper = msgspec.json.decode(view, type=HelperView)
+
+    def _roster_line(self, name: str) -> str:
+        words = "-m", "fleetlearn_device", "public-key", "--state", self._state(name)
+        process = self.run.start(f"key-{name}", sys.executable, *words, "--name", name)
+        assert process.wait(60) == 0, self.run.log(f"key-{name}")
+        return self.run.log(f"key-{name}")
+
+    def _state(self, name: str) -> Path:
+        return self.machines.disk(name) / "state"
+
+    def database_url(self) -> str:
+        """Start the database, and return its URL."""
+        where = programs()
+        folder = self.folder.parent / f"{self.folder.name}-database"
+        folder.mkdir(mode=0o755)
+        address = self.machines.address("store")
+        self._database = PostgresServer(
+            where,
+            folder,
+            SETTINGS | {"listen_addresses": address},
+            self.machines.around("store"),
+            ACCESS,
+        )
+        self._stack.callback(self._database.stop)
+        return f"postgresql://fleet@{address}:{self._database.port}/fleet"
+
+    # Processes
+
+    def start(self) -> None:
+        """Let all processes be started."""
+        for name in self.scenario.services:
+            begin = {
+                "database": self._begin_database,
+                "store": self._begin_store,
+                "helper": self._begin_helper,
+            }[name]
+            self.parts[name] = Part(name, begin)
+        for name in self.scenario.coordinators:
+            self.parts[name] = Part(name, lambda name=name: self._begin_coordinator(name))
+        for name in self.scenario.names:
+            self.parts[name] = Part(name, lambda name=name: self._begin_device(name))
+
+    def _begin_database(self) -> Any:
+        assert self._database is not None
+        if self._database._process is None or self._database._process.poll() is not None:
+            self._database.start()
+        return self._database._process
+
+    def _begin_store(self) -> Any:
+        address = self.machines.address("store")
+        if "AWS_ENDPOINT_URL" not in self._env:
+            self._env["AWS_ENDPOINT_URL"] = f"http://{address}:{free_port()}"
+            os.environ.update(self._env)  # for what reads the run here
+        port = self._env["AWS_ENDPOINT_URL"].rpartition(":")[2]
+        words = [*self.machines.around("store"), sys.executable, str(OBJECT_SERVER)]
+        return self.run.start("store", *words, self.folder / "objects", address, port, BUCKET)
+
+    def _begin_helper(self) -> Any:
+        words = "-m", "fleetlearn_coordinator", "helper", "serve", self.helper_file
+        env = os.environ | self.machines.env("store")
+        return self.run.start("helper", sys.executable, *words, env=env)
+
+    def _begin_coordinator(self, name: str) -> Any:
+        words: list[str | Path] = ["-m", "fleetlearn_coordinator"]
+        if self.mistake is not None:
+            words = [MISTAKEN, self.mistake]
+        words += ["serve", self.plan, "--service", self.service]
+        words += ["--standby"] if self.scenario.standby else []
+        words += ["--gateways", str(self.scenario.gateways)] if self.scenario.gateways else []
+        env = os.environ | self._env | self.machines.env("hub", "hub")
+        return self.run.start(name, sys.executable, *words, env=env)
+
+    def _begin_device(self, name: str) -> Any:
+        words: list[str | Path] = ["-m", "fleetlearn_device"]
+        if self.scenario.is_marked:
+            words = [MARKED]
+        elif self.mistake is not None:
+            words = [MISTAKEN, self.mistake]
+        address = self.machines.address("hub")
+        words += ["run", "--coordinator", f"ws://{address}:{self.port}", "--insecure"]
+        words += ["--data", self.folder / f"{name}.npz", "--state", self._state(name)]
+        words += ["--name", name, "--log-format", "json"]
+        env = os.environ | self.machines.env("fleet", name)
+        return self.run.start(name, sys.executable, *words, env=env)
+
+    def now(self) -> float:
+        return time.monotonic() - self.began
+
+    def tick(self) -> None:
+        """Start what is due, and see what has ended."""
+        now = time.monotonic()
+        for part in self.parts.values():
+            if part.process is not None and part.due is None and part.process.poll() is not None:
+                self._ended(part)
+            if part.due is not None and part.due <= now:
+                part.logged = self._log_size(part.name)
+                part.ended_by, part.due = None, None
+                part.starts += 1
+                part.process = part.begin()
+
+    def _ended(self, part: Part) -> None:
+        self._paused.pop(part.name, None)
+        part.due = time.monotonic() + AGAIN
+        status = part.process.returncode
+        if part.ended_by is None or (part.ended_by == signal.SIGTERM and status not in (0, -15)):
+            said = self.run.folder / f"{part.name}.log"
+            lines = said.read_bytes()[part.logged :].decode(errors="replace").splitlines()
+            self.ends.append(End(part.name, self.now(), status, "\n".join(lines[-3:])))
+
+    def _log_size(self, name: str) -> int:
+        with suppress(OSError):
+            return (self.folder / f"{name}.log").stat().st_size
+        return 0
+
+    def pids(self, target: str) -> list[int]:
+        """Return the processes of a target: all of the database's, one of the others'."""
+        for name in self.scenario.coordinators if target not in self.parts else ():
+            part = self.parts[name]
+            if part.process is not None and part.process.poll() is None:
+                return [each.pid for each in children(part.process.pid) if is_part(each, target)]
+        if target not in self.parts:
+            return []
+        process = self.parts[target].process
+        if process is None or process.poll() is not None:
+            return []
+        if target == "database":
+            return [process.pid, *(each.pid for each in children(process.pid))]
+        return [process.pid]
+
+    def kill(self, target: str, away: float) -> bool:
+        """SIGKILL a process, which stays away for so many seconds. Returns whether it was there."""
+        pids = self.pids(target)
+        part = self.parts.get(target)
+        if not pids or (part is not None and part.due is not None):
+            return False
+        if part is not None:
+            part.ended_by = signal.SIGKILL
+            part.due = time.monotonic() + away
+        if target == "database":
+            assert self._database is not None
+            self._database.kill()
+        else:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self._paused.pop(target, None)
+        if part is not None:
+            part.process.wait()
+        return True
+
+    def lose_power(self, machine: str, away: float) -> bool:
+        """Kill all processes of a machine at once; what they did not sync is lost."""
+        names = self.scenario.coordinators if machine == "hub" else [machine]
+        pids = [pid for name in names for pid in self.pids(name)]
+        pids += [each.pid for pid in pids for each in children(pid)]
+        if not pids:
+            return False
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for name in (*names, *[name for name in self._paused if name not in self.parts]):
+            self._paused.pop(name, None)
+        for name in names:
+            part = self.parts[name]
+            part.ended_by, part.due = signal.SIGKILL, time.monotonic() + away
+            if part.process is not None:
+                part.process.wait()
+        while any(map(lives, pids)):
+            time.sleep(0.01)
+        self.machines.lose_power(machine)
+        return True
+
+    def stop(self, target: str) -> bool:
+        """SIGTERM a process."""
+        part = self.parts[target]
+        if part.due is not None or not self.pids(target) or target in self._paused:
+            return False
+        part.ended_by = signal.SIGTERM
+        part.process.terminate()
+        return True
+
+    def pause(self, target: str) -> bool:
+        """SIGSTOP a process."""
+        pids = self.pids(target)
+        if not pids or target in self._paused:
+            return False
+        self._paused[target] = pids
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        return True
+
+    def go_on(self, target: str) -> None:
+        """SIGCONT a process that was paused."""
+        for pid in self._paused.pop(target, ()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def all_go_on(self) -> None:
+        for target in [*self._paused]:
+            self.go_on(target)
+
+    # The end
+
+    def end(self, names: Sequence[str], seconds: float) -> dict[str, int | None]:
+        """SIGTERM processes and wait for their ends. Returns their exit statuses; None: it did not
+        end."""
+        found: dict[str, int | None] = {}
+        for name in names:
+            part = self.parts[name]
+            if part.process is not None and part.process.poll() is None:
+                part.process.terminate()
+        until = time.monotonic() + seconds
+        for name in names:
+            part = self.parts[name]
+            if part.process is None:
+                continue
+            with suppress(subprocess.TimeoutExpired):
+                part.process.wait(max(0.1, until - time.monotonic()))
+            found[name] = part.process.poll()
+            part.due = None
+        return found
+
+    def close(self) -> None:
+        """End everything by force."""
+        self.all_go_on()
+        for part in self.parts.values():
+            if part.process is not None and part.process.poll() is None:
+                for each in children(part.process.pid):
+                    with suppress(psutil.NoSuchProcess):
+                        each.kill()
+                part.process.kill()
+        self._stack.close()
+
+
+def children(pid: int) -> list[psutil.Process]:
+    try:
+        return list(psutil.Process(pid).children())
+    except psutil.NoSuchProcess:
+        return []
+
+
+def lives(pid: int) -> bool:
+    """Return whether a process has not ended; one that nobody waits for has."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_part(process: psutil.Process, target: str) -> bool:
+    """Return whether a supervisor's process is this part."""
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        words = process.cmdline()
+        kind, _, number = target.partition(" ")
+        if kind == "engine":
+            return "--engine" in words
+        return "gateway" in words and words[words.index("--number") + 1] == number
+    return False
