@@ -22,6 +22,9 @@ PIP_INSTALL := .ci/install.py --constraint constraints.txt
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 INSTALLED := .venv/.installed .venv/.ort-training
+# Bytecode is kept, also where the environment forbids it: each of the suite's workers compiles 850 files of tests
+# otherwise (20 s of CPU each), and each process that tests start all of the packages.
+export PYTHONDONTWRITEBYTECODE :=
 
 BENCHMARKS := step rounds connections attacks simulator
 STUDIES := hospitals fedprox dropout robust update_encodings selection pace asynchronous personal privacy distillation fedmd peers boosting

@@ -3,6 +3,7 @@ that import it, and processes that start quickly."""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,16 @@ assert not {"numpy", "torch"} & sys.modules.keys(), (
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+# The modules and tests that are collected stay to the end. To look through them for garbage, while
+# they come and again and again later, took 40% of the time of collecting (13.8 s of CPU, 8.1 so).
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
 
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile(
