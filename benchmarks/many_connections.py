@@ -36,8 +36,11 @@ import _raw_devices
 import _servers
 from fleetlearn_coordinator.network import process_settings
 
-HEARTBEAT = 60.0
-"""Seconds, of the service. Devices give a sign of life after 0.8 of it."""
+HEARTBEAT = 600.0
+"""Seconds, of the service: more than the storm takes, in which devices give no signs of life."""
+SIGN_OF_LIFE = 48.0
+"""Seconds after which each device gives a sign of life, while that is measured: 0.8 of a heartbeat
+of a minute."""
 QUIET = 3.0
 """Seconds of rest between two parts."""
 
@@ -225,7 +228,7 @@ def idle(devices: AllDevices, parts: Parts, seconds: float) -> dict[str, float]:
     """Nobody does anything for ``seconds``; then all give signs of life as they must for as
     long."""
     figures = {}
-    for name, interval in (("silent", 0.0), ("signs_of_life", 0.8 * HEARTBEAT)):
+    for name, interval in (("silent", 0.0), ("signs_of_life", SIGN_OF_LIFE)):
         devices.tell(beat=interval)
         time.sleep(1.0)
         before, pings, began = parts.cpu(), devices.counts()["pings"], time.perf_counter()

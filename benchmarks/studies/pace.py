@@ -112,7 +112,9 @@ def scenario(bundle: Path, devices: int, goal: int, way: Way) -> Scenario:
         "tiers": {"device": {"spread": 0.5}},
         "availability": {"kind": "diurnal", "zones": ZONES},
         "failures": {"crash": 0.1},
-        "service": {"max_connections": max(20_000, way.connected or 0)},
+        "service": {
+            "max_connections": 20_000 + max(way.connected or 0, way.pace.get("connected", 0))
+        },
     }
     return Scenario.read(tables, bundle.parent)
 

@@ -7,10 +7,10 @@ engine writes it.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice, takewhile
 from math import inf
 from typing import Any, NamedTuple
@@ -65,12 +65,13 @@ class LeaseBook:
     lost: dict[str, tuple[str, Terms]] = field(default_factory=dict)
     """Task -> (device, terms), of leases that ended because the device was lost, and may go on if
     it returns."""
+    lost_of: Counter[str] = field(default_factory=Counter)
+    """Device -> how many leases it has in ``lost``."""
     watches: dict[str, Watch] = field(default_factory=dict)
     """Device -> its lease's watch. Where progress is not watched, only devices that were
     disconnected have one."""
-    _lost_checks: deque[tuple[float, str, str]] = field(default_factory=deque)
-    """(when, device, task), sorted by time: each lease ends then, unless its device has
-    returned."""
+    _lost_checks: list[tuple[float, str, str]] = field(default_factory=list)
+    """(when, device, task), a heap: each lease ends then, unless its device has returned."""
     _stall_checks: list[tuple[float, str, str]] = field(default_factory=list)
     """(when, device, task), a heap: when to check which lease for progress."""
 
@@ -135,10 +136,10 @@ class LeaseBook:
         lose their leases. Progress made before the restart is not known."""
         for task, device, terms in leases:
             self.tasks[device], self.terms[device], self.absent[device] = task, terms, expires
-            self._lost_checks.append((expires, device, task))
+            heappush(self._lost_checks, (expires, device, task))
         self.accepted = dict(accepted)
         self.dropped = {task: (device, cause) for task, device, cause in dropped}
-        self.lost = {task: (device, terms) for task, device, terms in lost}
+        self.keep_lost({task: (device, terms) for task, device, terms in lost})
 
     def snapshot(self) -> dict[str, Any]:
         """Return what outlives a round, as plain values: for ``take_up``."""
@@ -156,10 +157,11 @@ class LeaseBook:
         """Fill an empty book with what another one's ``snapshot`` returned."""
         self.tasks = {device: task for device, task, *_ in taken["leases"]}
         self.terms = {device: Terms(*terms) for device, _, *terms in taken["leases"]}
-        self.lost = {task: (device, Terms(*terms)) for task, device, *terms in taken["lost"]}
+        self.keep_lost({task: (device, Terms(*terms)) for task, device, *terms in taken["lost"]})
         self.early, self.absent = dict(taken["early"]), dict(taken["absent"])
         self.watches = {device: Watch(*values) for device, *values in taken["watches"]}
-        self._lost_checks = deque(map(tuple, taken["lost_checks"]))
+        self._lost_checks = [*map(tuple, taken["lost_checks"])]
+        heapify(self._lost_checks)  # an earlier version wrote them in the order of a queue
         self._stall_checks = [*map(tuple, taken["stall_checks"])]
 
     def complete(
@@ -186,6 +188,7 @@ class LeaseBook:
         self.dropped[task] = device, cause
         if cause == LOST:
             self.lost[task] = device, self.terms[device]
+            self.lost_of[device] += 1
         return self._release([device])
 
     def revive(self, device: str, task: str, ends: float) -> bool:
@@ -195,6 +198,7 @@ class LeaseBook:
         if found is None or found[0] != device:
             return False
         del self.lost[task]
+        self.lost_of[device] -= 1
         self.dropped.pop(task, None)
         self.tasks[device] = task
         self.terms[device] = found[1]._replace(ends=ends, short=False)
@@ -216,14 +220,18 @@ class LeaseBook:
         lease runs."""
         self.accepted.clear()
         if self.outlive:
-            self.lost = {
-                task: kept for task, kept in self.lost.items() if kept[1].version >= oldest
-            }
+            kept = {task: row for task, row in self.lost.items() if row[1].version >= oldest}
+            self.keep_lost(kept)
             return
         self.dropped.clear()
-        self.lost.clear()
+        self.keep_lost({})
         self._lost_checks.clear()
         self._stall_checks.clear()
+
+    def keep_lost(self, leases: dict[str, tuple[str, Terms]]) -> None:
+        """Only these leases of lost devices may go on."""
+        self.lost = leases
+        self.lost_of = Counter(device for device, _ in leases.values())
 
     # --- absence and progress ---
 
@@ -254,7 +262,7 @@ class LeaseBook:
         """Return a device that was away for longer than its grace, or None. Its lease is to be
         dropped at once."""
         while self._lost_checks and self._lost_checks[0][0] <= now:
-            _, device, task = self._lost_checks.popleft()
+            _, device, task = heappop(self._lost_checks)
             expires = self.absent.get(device)
             if expires is not None and self.tasks[device] == task:
                 if expires <= now:
@@ -286,9 +294,4 @@ class LeaseBook:
 
     def _await_return(self, device: str, expires: float) -> None:
         self.absent[device] = expires
-        entry = (expires, device, self.tasks[device])
-        # only beside the longer graces of a restart
-        if self._lost_checks and entry < self._lost_checks[-1]:
-            self._lost_checks = deque(sorted([*self._lost_checks, entry]))
-        else:
-            self._lost_checks.append(entry)
+        heappush(self._lost_checks, (expires, device, self.tasks[device]))

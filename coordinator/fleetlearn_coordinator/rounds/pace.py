@@ -257,7 +257,7 @@ class Pace:
         self.present.add(device)
         # It may still be training on a task that was taken from it, and get it back with its
         # update.
-        if has_update or any(owner == device for owner, _ in books[0].lost.values()):
+        if has_update or books[0].lost_of[device]:
             self.with_update.add(device)
         else:
             (self.fresh if may_serve else self.served).add(device)

@@ -263,7 +263,7 @@ class TrainingTasks:
             **({task: row[0] for task, row in book.lost.items()} if self.settings.outlive else {}),
         }
         book.early.clear()
-        book.lost.clear()
+        book.keep_lost({})
         return [Ended(device, task, self.round_of(task), STALE) for task, device in rows.items()]
 
     def complete(self, devices: Sequence[str], tasks: Sequence[str], *, early: bool) -> None:

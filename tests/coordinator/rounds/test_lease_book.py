@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import inf
 
 import pytest
@@ -195,6 +196,11 @@ class AnyOrder(RuleBasedStateMachine):
             if lease.is_stalled(self.now - STALL / CHECKS_PER_STALL)
         ]
         assert not late
+
+    @invariant()
+    def knows_whose_lost_leases_are(self) -> None:
+        counts = Counter(device for device, _ in self.book.lost.values())
+        assert +self.book.lost_of == counts
 
     @invariant()
     def the_book_is_the_model(self) -> None:
