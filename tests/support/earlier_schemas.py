@@ -26,6 +26,7 @@ LAST_COMMITS = {
     6: "9de17c97",
     7: "7d6509a9",
     8: "f795f4fd",
+    9: "6da40dc3",
 }
 """Version of the tables -> the last commit that made them."""
 ROOMS = ("protocol", "coordinator", "tests/support")

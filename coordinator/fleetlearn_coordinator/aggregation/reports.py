@@ -63,6 +63,8 @@ class ReportColumns:
     known."""
     member: int = 0
     """The place of the member that all of them are of, in a family (family_round.py)."""
+    region: str | None = None
+    """The region that all of them are of (regional_round.py). None: rounds have no regions."""
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -71,9 +73,9 @@ class ReportColumns:
         """Return the first ``count`` reports. The columns share memory."""
         if count == len(self):
             return self
-        columns = (field.name for field in fields(self) if field.name != "member")
+        columns = (field.name for field in fields(self) if field.name not in ("member", "region"))
         cut = {name: _first(getattr(self, name), count) for name in columns}
-        return ReportColumns(**cut, member=self.member)
+        return ReportColumns(**cut, member=self.member, region=self.region)
 
     def update(self, part: str, row: int) -> Update:
         """Return one part of one report."""
@@ -103,10 +105,11 @@ def columns_of(
     parts: Mapping[str, Update],
     staleness: int = 0,
     member: int = 0,
+    region: str | None = None,
 ) -> ReportColumns:
     """Return the columns of one report. ``metrics``: names of the metrics that are kept.
     ``weight``: of its update in the mean. ``largest``: part -> the largest magnitude of its
-    elements. ``member``: as in ``ReportColumns``."""
+    elements. ``member``, ``region``: as in ``ReportColumns``."""
     # One array of each kind, cut into columns: an array for each column takes 5 us more.
     integers = np.array([weight, report.examples, report.steps], np.int64)
     own = [report.metrics.get(name, np.nan) for name in metrics]
@@ -127,4 +130,5 @@ def columns_of(
         lost_tied=[report.lost_tied],
         clipped=[report.clipped],
         member=member,
+        region=region,
     )

@@ -17,6 +17,9 @@ Bounds = Mapping[str, tuple[float, float]]
 """Name of a metric -> the least and the greatest that it can be for one example."""
 MEMBERS = "members"
 """Key of a family's summary: name of each member -> its own summary."""
+REGIONS = "regions"
+"""Key of the summary of a round with regions: name of each -> how many reports it had, and whether
+it is done."""
 PERSONAL = "personal."
 """What the names of metrics of the devices' personal models begin with."""
 BEFORE, WHILE = "before they trained", "while they trained"
@@ -217,7 +220,18 @@ def describe(summary: Mapping[str, Any]) -> str:
         f"{summary['reports']} reports ({summary['partial']} partial), dropped: {dropped}; "
         f"{metrics}; change {summary['change']:.3g}; {summary['seconds']:.2f} s"
     )
-    return "; ".join([whole, *describe_members(summary)])
+    return "; ".join([whole, *describe_members(summary), *describe_regions(summary)])
+
+
+def describe_regions(summary: Mapping[str, Any]) -> list[str]:
+    """Return a line on the regions: how many reports each had, and which have failed. Empty: the
+    round had none."""
+    regions = summary.get(REGIONS, {})
+    said = [
+        f"{name} {own['reports']}{'' if own['done'] else ' (failed)'}"
+        for name, own in regions.items()
+    ]
+    return [f"reports of regions: {', '.join(said)}"] if said else []
 
 
 def describe_members(summary: Mapping[str, Any]) -> list[str]:

@@ -165,7 +165,23 @@ def _open_round(run: RunView, now: float) -> list[str]:
         parts.append(f"ended without a report: {causes(run.dropped)}")
     if run.deadline is not None:
         parts.append(f"deadline {clock(run.deadline, now)}, {ago(run.deadline, now)}")
-    return [f"round {run.round}, open since {clock(run.opened, now)}: {'; '.join(parts)}"]
+    whole = f"round {run.round}, open since {clock(run.opened, now)}: {'; '.join(parts)}"
+    return [whole, *_regions(run)]
+
+
+def _regions(run: RunView) -> list[str]:
+    """Return a line for each region of the open round."""
+    lines = []
+    for each in run.live.get("regions", []):
+        words = (
+            f"{each['reports']} of {each['goal']} reports, {many(each['tasks'], 'task')} running"
+        )
+        if each["done"] is not None:
+            words += ", done" if each["done"] else ", failed"
+        elif each["seconds"] is not None:
+            words += f", {each['minimum']} are the minimum in {each['seconds']:.0f} s"
+        lines.append(f"region {each['name']}: {words}")
+    return lines
 
 
 def _devices(run: RunView) -> str:

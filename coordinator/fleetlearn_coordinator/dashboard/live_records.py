@@ -157,6 +157,29 @@ class ExchangeGlance(Struct):
     """Devices that are to answer."""
 
 
+class RegionNowValues(Struct, kw_only=True):
+    """How a region is doing in the open round."""
+
+    name: str
+    reports: int
+    goal: int
+    minimum: int
+    tasks: int
+    """That run."""
+    waiting: int
+    """Connected devices that may be given a task."""
+    done: bool | None
+    """Whether its part of the round is done, or has failed. None: it is not over."""
+
+
+class RegionRow(Struct, kw_only=True):
+    """What a region came to in a round that is over."""
+
+    reports: int
+    done: bool
+    """Whether they count. False: the region failed."""
+
+
 class RunValues(Struct, kw_only=True):
     """A run as it is now."""
 
@@ -191,6 +214,8 @@ class RunValues(Struct, kw_only=True):
     """Tasks that devices have now."""
     members: dict[str, int] | UnsetType = UNSET
     """The same for each member of a family, in the plan's order."""
+    regions: list[RegionNowValues] | UnsetType = UNSET
+    """Where rounds have regions, in the plan's order."""
     connected: int | UnsetType = UNSET
     """Devices that are connected and may serve the run."""
     idle: int | UnsetType = UNSET
@@ -321,6 +346,8 @@ class RoundRow(Struct, kw_only=True):
     """Why it was abandoned. Empty: it was not, or that is not known."""
     members: dict[str, MemberRow] | UnsetType = UNSET
     """By name, where the run has several models."""
+    regions: dict[str, RegionRow] | UnsetType = UNSET
+    """By name, where rounds have regions."""
     computation: str | UnsetType = UNSET
     """Where a run without a model stood after it, in words."""
 

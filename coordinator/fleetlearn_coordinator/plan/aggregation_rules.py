@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from fleetlearn_protocol.manifest import LocalStep
 
 from fleetlearn_coordinator.aggregation.robust.kept_updates import MAX_KEPT
-from fleetlearn_coordinator.aggregation.robust.rules import RULES, least_updates
+from fleetlearn_coordinator.aggregation.robust.rules import RULES, RobustRule, least_updates
 from fleetlearn_coordinator.aggregation.weighing.fair import fair
 from fleetlearn_coordinator.aggregation.weighing.normalised import STEPS, most_alpha, normalised
 from fleetlearn_coordinator.aggregation.weighing.weighing import WeighingRule
+from fleetlearn_coordinator.plan.regions_section import RegionsSection
 from fleetlearn_coordinator.plan.sections import Aggregation, RoundSection
 
 NORMALISE = "aggregation.normalise = true"
@@ -57,7 +58,12 @@ def weighing_rule(
 
 
 def contradictions_of_aggregation(
-    aggregation: Aggregation, round_: RoundSection, *, mix: bool, evaluate: bool
+    aggregation: Aggregation,
+    round_: RoundSection,
+    regions: RegionsSection | None = None,
+    *,
+    mix: bool,
+    evaluate: bool,
 ) -> Iterable[str]:
     """Yield what does not fit together. ``mix``: server.mix; ``evaluate``: local.evaluate."""
     name, rule = aggregation.aggregator, RULES.get(aggregation.aggregator)
@@ -94,13 +100,26 @@ def contradictions_of_aggregation(
             f"round.goal = {round_.goal}: the aggregator {name} keeps a round's updates, at most "
             f"{MAX_KEPT}"
         )
-    bounds = aggregation.bounds
-    least = least_updates(name, bounds, round_.goal)
-    if round_.minimum < least:
+    sizes = {"round": (round_.goal, round_.minimum)}
+    if regions is not None:
+        named = regions.named.items()
+        sizes = {f"regions.named.{key}": (each.goal, each.minimum) for key, each in named}
+    for where, (goal, minimum) in sizes.items():
+        yield from _too_few_updates(aggregation, rule, where, goal, minimum)
+
+
+def _too_few_updates(
+    aggregation: Aggregation, rule: RobustRule, where: str, goal: int, minimum: int
+) -> Iterable[str]:
+    """Yield why a robust aggregator may have too few updates of the round, or of a region.
+    ``where``: the section that says how many."""
+    bounds, name = aggregation.bounds, aggregation.aggregator
+    least = least_updates(name, bounds, goal)
+    if minimum < least:
         share = f"aggregation.hostile = {bounds.hostile:g}"
-        what = f"round.minimum = {round_.minimum} and round.goal = {round_.goal}"
-        if least > round_.goal:
-            hostile = bounds.count(round_.goal)
+        what = f"{where}.minimum = {minimum} and {where}.goal = {goal}"
+        if least > goal:
+            hostile = bounds.count(goal)
             yield (
                 f"{what}: with {hostile} hostile devices ({share}) {name} needs "
                 f"{rule.least(hostile)} updates"

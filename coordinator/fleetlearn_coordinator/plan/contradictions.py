@@ -19,6 +19,7 @@ from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.plan_rule import broken
 from fleetlearn_coordinator.plan.privacy_rules import privacy_contradictions
 from fleetlearn_coordinator.plan.quality_rules import QUALITY_RULES
+from fleetlearn_coordinator.plan.regions_rules import REGIONS_RULES
 from fleetlearn_coordinator.plan.round_rules import ROUND_RULES, WEIGHT_RULES
 from fleetlearn_coordinator.plan.scores_rules import SCORES_RULES
 from fleetlearn_coordinator.plan.secure_rules import secure_contradictions
@@ -27,6 +28,7 @@ from fleetlearn_coordinator.plan.secure_rules import secure_contradictions
 def contradictions(plan: PlanKeys) -> Iterable[str]:
     """Yield what of the plan contradicts itself, each with what it takes."""
     round_ = plan.round
+    yield from broken(REGIONS_RULES, plan)
     yield from broken(CLUSTERS_RULES, plan)
     yield from broken(QUALITY_RULES, plan)
     yield from broken(FAMILY_RULES, plan)
@@ -37,7 +39,11 @@ def contradictions(plan: PlanKeys) -> Iterable[str]:
     yield from broken(DISTIL_RULES, plan)
     yield from broken(MODEL_RULES, plan)
     yield from contradictions_of_aggregation(
-        plan.aggregation, round_, mix=plan.server.mix, evaluate=plan.local.evaluate
+        plan.aggregation,
+        round_,
+        plan.regions,
+        mix=plan.server.mix,
+        evaluate=plan.local.evaluate,
     )
     yield from broken(ALGORITHM_RULES, plan)
     yield from broken(WEIGHT_RULES, plan)

@@ -16,6 +16,7 @@ from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
 from fleetlearn_coordinator.plan.privacy_defaults import fill_privacy, prepare_private_rounds
 from fleetlearn_coordinator.plan.quality_section import fill_quality
 from fleetlearn_coordinator.plan.recipes import RECIPES, Recipe
+from fleetlearn_coordinator.plan.regions_section import fill_regions
 from fleetlearn_coordinator.plan.sections import CONCURRENCY, DEADLINE, OPTIONAL, SECTIONS
 from fleetlearn_coordinator.plan.secure_section import fill_secure, prepare_secure_rounds
 from fleetlearn_coordinator.plan.toml_errors import near
@@ -70,6 +71,8 @@ def fill_defaults(raw: dict[str, Any]) -> None:
             # A robust rule bounds what one device can do; a weight that the device claims itself
             # would undo that.
             defaults = {**defaults, "weighting": "uniform"}
+        if isinstance(regions := raw.get("regions"), dict):
+            fill_regions(regions, round_, partial(_least_updates, aggregation), DEADLINE)
         _fill_round(round_, defaults, partial(_least_updates, aggregation))
     if isinstance(staleness, dict) and isinstance(round_, dict):
         _fill_staleness(staleness, round_)

@@ -48,6 +48,7 @@ from fleetlearn_coordinator.plan.pairwise_rules import pairwise_settings
 from fleetlearn_coordinator.plan.plan_for_bundle import PlanError, PlanForBundle
 from fleetlearn_coordinator.plan.privacy_terms import check_budget, privacy_rules
 from fleetlearn_coordinator.plan.quality_section import quality_settings
+from fleetlearn_coordinator.plan.regions_section import region_sections
 from fleetlearn_coordinator.plan.sections import SECTIONS
 from fleetlearn_coordinator.plan.secure_rules import fixed_point
 from fleetlearn_coordinator.plan.selection_section import NESTED
@@ -109,7 +110,7 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
                     "bundle"
                 )
             refuse_unknown(
-                raw, "plan", Plan, {**SECTIONS, **NESTED, **_member_sections(raw)}, hidden=("file",)
+                raw, "plan", Plan, {**SECTIONS, **NESTED, **_tables_by_name(raw)}, hidden=("file",)
             )
             fill_defaults(raw)
             plan = read_tables({**raw, "file": file}, "plan", cls, paths_from(base))
@@ -167,6 +168,7 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
             quality=quality_settings(self.quality),
             pairwise=pairwise_settings(self),
             fit=self._fit_settings,
+            regions=None if self.regions is None else self.regions.settings,
             separation=0 if self.privacy is None else self.privacy.separation,
             participations=None if self.privacy is None else self.privacy.participations,
             one_task=self.privacy is not None and self.privacy.mechanism == "local",
@@ -401,10 +403,11 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
         raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {text}")
 
 
-def _member_sections(raw: Mapping[str, Any]) -> dict[str, type[Section]]:
-    """Return the tables of a family's members, by dotted name."""
+def _tables_by_name(raw: Mapping[str, Any]) -> dict[str, type[Section]]:
+    """Return the tables of a family's members and of regions, by dotted name."""
     family = raw.get("family")
-    return {f"family.{name}": FamilyMember for name in family} if isinstance(family, dict) else {}
+    members = family if isinstance(family, dict) else ()
+    return {**{f"family.{name}": FamilyMember for name in members}, **region_sections(raw)}
 
 
 MOVED = (

@@ -17,6 +17,7 @@ from fleetlearn_coordinator.plan.family_section import FamilyMember, MemberName
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, LocalAlgorithm
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
 from fleetlearn_coordinator.plan.quality_section import QualitySection
+from fleetlearn_coordinator.plan.regions_section import RegionsSection
 from fleetlearn_coordinator.plan.sections import (
     Aggregation,
     EncodingSection,
@@ -76,6 +77,8 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     """Default: the model is the mean."""
     clusters: ClustersSection | None = None
     """Default: a device does not choose among models by its data."""
+    regions: RegionsSection | None = None
+    """Default: rounds have no regions."""
     file: str
     """Where the plan came from, for messages. Not a key of the file."""
 

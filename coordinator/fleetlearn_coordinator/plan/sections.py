@@ -20,6 +20,7 @@ from fleetlearn_coordinator.plan.clusters_section import ClustersSection
 from fleetlearn_coordinator.plan.distil_section import DistilSection
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
 from fleetlearn_coordinator.plan.quality_section import QualitySection
+from fleetlearn_coordinator.plan.regions_section import RegionsSection
 from fleetlearn_coordinator.plan.secure_section import SecureSection
 from fleetlearn_coordinator.plan.selection_section import SelectionSection
 from fleetlearn_coordinator.plan.toml_errors import Positive, Section
@@ -345,6 +346,7 @@ SECTIONS: Mapping[str, type[Section]] = {
     "distil": DistilSection,
     "clusters": ClustersSection,
     "quality": QualitySection,
+    "regions": RegionsSection,
 }
-OPTIONAL = ("privacy", "secure", "distil", "clusters", "quality")
+OPTIONAL = ("privacy", "secure", "distil", "clusters", "quality", "regions")
 """Sections without which a plan is another plan, and not the same with defaults."""

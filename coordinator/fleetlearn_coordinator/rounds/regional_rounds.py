@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal, NamedTuple, TypeAlias
 
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
@@ -45,6 +46,24 @@ class DueRegion(NamedTuple):
     why: End
 
 
+class RegionNow(NamedTuple):
+    """How a region is doing, for people."""
+
+    name: str
+    reports: int
+    """Of the open round."""
+    goal: int
+    minimum: int
+    tasks: int
+    """That run."""
+    waiting: int
+    """Connected devices that may be given a task."""
+    done: bool | None
+    """Whether its part of the open round is done, or has failed. None: it is not over."""
+    seconds: float | None
+    """Until its part of the open round ends at the latest. None: no round is open."""
+
+
 @dataclass(slots=True)
 class RegionalRounds:
     """Synchronous rounds with regions. The arguments named ``book`` are always the attribute's."""
@@ -58,13 +77,14 @@ class RegionalRounds:
     rules: dict[str, RegionSettings] = field(init=False)
     """By name, in the plan's order."""
     _goal: int = field(init=False)
-    _minimum: int = field(init=False)
+    minimum: int = field(init=False)
+    """Fewest regions that are done in a round that is committed."""
 
     def __post_init__(self) -> None:
         regions = self.settings.regions
         assert regions is not None
         self.rules = {rule.name: rule for rule in regions.regions}
-        self._goal, self._minimum = regions.goal, regions.minimum
+        self._goal, self.minimum = regions.goal, regions.minimum
 
     # --- the round ---
 
@@ -74,7 +94,7 @@ class RegionalRounds:
         here, rules = self.selection, self.rules.values()
         if not all(here.ready_in(rule.name) >= rule.goal for rule in rules):
             able = sum(here.waiting_in(rule.name) >= rule.minimum for rule in rules)
-            if able < self._minimum:
+            if able < self.minimum:
                 self.gather_until = None
                 return False
             if self.gather_until is None:
@@ -95,7 +115,7 @@ class RegionalRounds:
     def wanted_reports(self, book: LeaseBook) -> int:
         """Return how many more reports the round takes. With 0 it closes."""
         opened, done = self.parts(), len(self.done())
-        if done >= self._goal or done + len(opened) < self._minimum:
+        if done >= self._goal or done + len(opened) < self.minimum:
             return 0
         return sum(self._wanted(name) for name in opened if name is not None)
 
@@ -116,14 +136,14 @@ class RegionalRounds:
         return self.wanted_reports(book) <= 0
 
     def may_commit(self, book: LeaseBook) -> bool:
-        return len(self.done()) >= self._minimum
+        return len(self.done()) >= self.minimum
 
     def too_few(self) -> str:
         """Return why the round is abandoned, for people."""
         done = self.done()
         which = f" ({', '.join(done)})" if done else ""
         are = "region is" if len(done) == 1 else "regions are"
-        return f"{len(done)} {are} done{which}, {self._minimum} are the minimum"
+        return f"{len(done)} {are} done{which}, {self.minimum} are the minimum"
 
     def goes_on(self, book: LeaseBook) -> bool:
         return False
@@ -177,6 +197,23 @@ class RegionalRounds:
         """End a region's part of the round. Returns whether it is done."""
         self.book.over[name] = self._has_minimum(name)
         return self.book.over[name]
+
+    def in_numbers(self, deadline: float, now: float) -> list[RegionNow]:
+        """Return how each region is doing, in the plan's order. ``deadline``: of the open round, or
+        infinite where none is open."""
+        return [
+            RegionNow(
+                name,
+                self.book.reported[name],
+                rule.goal,
+                rule.minimum,
+                self.book.running[name],
+                self.selection.waiting_in(name),
+                self.book.over.get(name),
+                None if deadline == inf else max(0.0, self._deadline(name, deadline) - now),
+            )
+            for name, rule in self.rules.items()
+        ]
 
     def _wanted(self, name: str) -> int:
         return self.rules[name].goal - self.book.reported[name]

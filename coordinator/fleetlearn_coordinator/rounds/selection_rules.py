@@ -5,7 +5,7 @@ What a device states is its own word. It decides who is chosen; no update gets i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -50,6 +50,11 @@ def stated_in(check_in: CheckIn) -> Stated:
 def labels_of(tier: str | None, tags: tuple[str, ...]) -> frozenset[str]:
     """Return the labels of a device with this tier and these tags."""
     return frozenset([*(f"tag:{tag}" for tag in tags), *([] if tier is None else [f"tier:{tier}"])])
+
+
+def tags_in(labels: Iterable[str]) -> list[str]:
+    """Return the tags among these labels."""
+    return [label.removeprefix("tag:") for label in labels if label.startswith("tag:")]
 
 
 class Eligibility(NamedTuple):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from heapq import nsmallest
+from math import inf
 
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.exchange import ExchangeSeries
+from fleetlearn_coordinator.rounds.regional_rounds import RegionalRounds, RegionNow
 from fleetlearn_coordinator.rounds.round_state import EngineState
 from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
 from fleetlearn_coordinator.rounds.settings import Phase
@@ -67,9 +69,28 @@ def _for_answers(round: int, series: ExchangeSeries, now: float) -> str:
     )
 
 
+def _for_regions(regional: RegionalRounds, until: float | None, now: float) -> str:
+    """Return which regions a round needs to open, and how many devices each has."""
+    regions = regional.in_numbers(inf, now)
+    have = "; ".join(
+        f"{each.name} has {each.waiting} of {each.minimum} to {each.goal}" for each in regions
+    )
+    if until is not None:
+        left = max(0.0, until - now)
+        begins = f"a round begins in {left:.0f} s, or when each region has devices for its goal"
+        return f"{begins}: {have}"
+    regions_needed = "region" if regional.minimum == 1 else "regions"
+    return (
+        f"a round needs {regional.minimum} {regions_needed} (regions.minimum) with a minimum of "
+        f"devices: {have}"
+    )
+
+
 def _for_devices(state: EngineState, now: float) -> str:
     if state.draining:
         return "the run is drained: no other round opens"
+    if state.regional is not None:
+        return _for_regions(state.regional, state.participation.gather_until, now)
     rule, until = state.settings, state.participation.gather_until
     there = state.waiting() + len(state.book.tasks) + len(state.book.early)
     if until is not None:
@@ -111,6 +132,9 @@ def _for_reports(state: EngineState, now: float) -> str:
     rule, book = state.settings, state.book
     said = f"round {state.round} has {len(book.accepted)} of {rule.goal} reports"
     left = f"for {max(0.0, state.deadline - now):.0f} s more at most"
+    if state.regional is not None:
+        regions = state.regional.in_numbers(state.deadline, now)
+        return f"{said} ({', '.join(map(_region_now, regions))}), {left}"
     if book.tasks:
         gone = len(book.absent)
         away = f" ({gone} of them not connected)" if gone else ""
@@ -126,6 +150,14 @@ def _for_reports(state: EngineState, now: float) -> str:
         f"; {named(failures)} failed {1 + SECOND_CHANCES} times in this round" if failures else ""
     )
     return f"{said}, and waits until another device connects, {left}{failed}{_limited(state)}"
+
+
+def _region_now(region: RegionNow) -> str:
+    """Return how many reports a region has, or how its part of the round ended."""
+    if region.done is not None:
+        return f"{region.name} {'is done' if region.done else 'has failed'}"
+    waits = f"{region.reports} of {region.goal}"
+    return f"{region.name} {waits}, for {region.seconds or 0.0:.0f} s more"
 
 
 def named(devices: Collection[str]) -> str:

@@ -28,6 +28,7 @@ from fleetlearn_coordinator.rounds.commands import (
     Ended,
     ExchangeOpened,
     Finish,
+    RegionEnded,
 )
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.waiting_words import named
@@ -53,7 +54,7 @@ are read."""
 
 SHOWN = (
     "reports", "devices", "metrics", "dropped", "change", "seconds", "bytes_up", "bytes_down",
-    "members",
+    "members", "regions",
 )  # fmt: skip
 """Of a summary, what the log as JSON has."""
 WARNED_AT = (0.8, 0.95)
@@ -80,6 +81,8 @@ class EventLog:
             match event:
                 case Ended():
                     ended.append(event)
+                case RegionEnded():
+                    self._say_region_ended(event)
                 case RoundEnded():
                     self._say_round_ended(event)
                 case ExchangeOpened(number, version, kind, phase):
@@ -114,6 +117,18 @@ class EventLog:
                     self._log.info("finished: %s", reason, extra=known)
         if ended:
             self._say_tasks_ended(ended)
+
+    def _say_region_ended(self, event: RegionEnded) -> None:
+        number, region, is_done, reports, text = event
+        known = said(
+            "region-ended", round=number, region=region, done=is_done, reports=reports, why=text
+        )
+        if is_done:
+            line = "region %s of round %d is done with %d reports: %s"
+            self._log.info(line, region, number, reports, text, extra=known)
+        else:
+            line = "region %s of round %d has failed: %s"
+            self._log.warning(line, region, number, text, extra=known)
 
     def _say_round_ended(self, event: RoundEnded) -> None:
         for name, devices in event.summary["left_out"].items():

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any
 
 import msgspec
@@ -234,6 +235,8 @@ class RunServer:
             )
         if why := self.run.members.policy.why_not(check_in):
             return why
+        if why := self.run.regions.why_not(check_in, None):
+            return why
         version = agreed_version(check_in)
         buffers = any(member.bundle.manifest.buffers for member in self.run.members.all)
         if buffers and version < SEPARATE_BUFFERS:
@@ -270,7 +273,9 @@ class RunServer:
         self.run.members.policy.join(check_in)
         self.models.join(check_in)
         if self.run.selection is not None:
-            self.run.selection.selection.stated[device] = stated_in(check_in)
+            region = self.run.regions.region_of(check_in, None)
+            stated = stated_in(check_in)._replace(region=region)
+            self.run.selection.selection.stated[device] = stated
         for kind in {*check_in.exchanges} & self.run.exchanges.keys():
             self.run.exchanges[kind].join(check_in)
             self.engine.exchanges[kind].join(device)
@@ -694,12 +699,21 @@ class RunServer:
             "exchanges": self._open_exchanges(),
             **self._gateways(),
             **self._tasks_of_members(),
+            **self._regions(),
         }
 
     def _gateways(self) -> dict[str, Any]:
         """Under ``gateways``: what each is like, where there are some."""
         gateways = [gateway._asdict() for gateway in self.host.gateways_now()]
         return {"gateways": gateways} if gateways else {}
+
+    def _regions(self) -> dict[str, Any]:
+        """Under ``regions``: how each is doing, where rounds have some."""
+        regional, now = self.engine.regional, self.clock.now()
+        if regional is None:
+            return {}
+        deadline = self.engine.deadline if self._deadline() is not None else inf
+        return {"regions": [each._asdict() for each in regional.in_numbers(deadline, now)]}
 
     def _tasks_of_members(self) -> dict[str, Any]:
         """Under ``members``: how many running tasks each member of a family has."""

@@ -53,6 +53,8 @@ class TaskGiven(NamedTuple):
     """Of the model that the task begins from."""
     member: str | None = None
     """Which of a family's models the task is for. None: the run has one model."""
+    region: str | None = None
+    """In which it was given. None: rounds have no regions."""
 
 
 class TaskEnded(NamedTuple):
@@ -293,7 +295,8 @@ class SavedTask(NamedTuple):
     """Of the model that it began from. None: an earlier version of this package gave it; its
     round's model."""
     member: str | None = None
-    """As in ``TaskGiven``."""
+    region: str | None = None
+    """The two as in ``TaskGiven``."""
 
 
 class SavedReport(NamedTuple):
@@ -313,7 +316,8 @@ class SavedReport(NamedTuple):
     version: int | None
     """Of the model that its task began from. None: an earlier version of this package gave it."""
     member: str | None = None
-    """As in ``TaskGiven``."""
+    region: str | None = None
+    """The two as in ``TaskGiven``."""
 
 
 class SavedParticipations(NamedTuple):

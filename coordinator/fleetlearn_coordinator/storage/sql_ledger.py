@@ -91,8 +91,8 @@ class SqlLedger:
         match row:
             case TaskGiven():
                 execute(
-                    "INSERT INTO tasks(task, round, device, state, version, member) VALUES(?, ?, "
-                    "?, 'assigned', ?, ?)",
+                    "INSERT INTO tasks(task, round, device, state, version, member, region) "
+                    "VALUES(?, ?, ?, 'assigned', ?, ?, ?)",
                     row,
                 )
             case TaskEnded(task, cause, counts_for):
@@ -253,7 +253,7 @@ class SqlLedger:
         )
         tasks = self._db.execute(
             "SELECT task, device, version, round, state, report, weight, slot, staleness, norm, "
-            f"trained_norm, member FROM tasks WHERE {which} ORDER BY version, task",
+            f"trained_norm, member, region FROM tasks WHERE {which} ORDER BY version, task",
             (first,) if lost_since is None else (first, lost_since),
         )
         for (
@@ -269,9 +269,10 @@ class SqlLedger:
             norm,
             trained,
             member,
+            region,
         ) in tasks:
             if state == "assigned":
-                found.leases.append(SavedTask(task, device, version, member))
+                found.leases.append(SavedTask(task, device, version, member, region))
             elif state == "accepted":
                 report = read_json(read_report, content, f"{self._place}: the report of {task}")
                 norms = None if norm is None else (norm, trained)
@@ -287,10 +288,11 @@ class SqlLedger:
                         norms,
                         version,
                         member,
+                        region,
                     )
                 )
             elif round >= first:
                 found.dropped.append((task, device, state))
             if state == "lost" and lost_since is not None:
-                found.lost.append(SavedTask(task, device, version, member))
+                found.lost.append(SavedTask(task, device, version, member, region))
         return found

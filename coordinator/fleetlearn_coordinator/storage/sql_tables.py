@@ -5,7 +5,7 @@ They are written for SQLite. postgres_database.py says how PostgreSQL's types ar
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 DEVICES = """
 CREATE TABLE devices(
@@ -78,7 +78,8 @@ CREATE TABLE tasks(
     slot INTEGER,                           -- the spool file, while the update is in it alone
     version INTEGER, member TEXT,           -- of the model, and which of a family's
     staleness INTEGER,
-    norm REAL, trained_norm REAL            -- of the accepted update, where the plan needs them
+    norm REAL, trained_norm REAL,           -- of the accepted update, where the plan needs them
+    region TEXT                             -- in which it was given
 ) WITHOUT ROWID;
 CREATE INDEX tasks_of_round ON tasks(round);{DEVICES};{TIED};{ACTIVITY};{PARTICIPATIONS};
 """
@@ -106,5 +107,6 @@ MIGRATIONS = {
     6: FROM_EVALUATIONS,
     7: (PARTICIPATIONS,),
     8: ("ALTER TABLE tasks ADD COLUMN member TEXT",),
+    9: ("ALTER TABLE tasks ADD COLUMN region TEXT",),
 }
 """Version of the tables -> what makes the next one of it."""

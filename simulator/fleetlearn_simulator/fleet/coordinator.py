@@ -14,11 +14,17 @@ from fleetlearn_coordinator.aggregation.family_round import FamilyRules
 from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
 from fleetlearn_coordinator.aggregation.optimizers import State
 from fleetlearn_coordinator.aggregation.privacy import release
+from fleetlearn_coordinator.aggregation.regional_round import (
+    AnyRound,
+    RegionalRound,
+    open_round,
+)
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.sent_models import half_of
 from fleetlearn_coordinator.rounds.commands import FAILED, REJECTED, Command, Finish
 from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
 from fleetlearn_coordinator.rounds.exchange import ExchangeSeries, SavedExchange
+from fleetlearn_coordinator.rounds.regional_book import RegionalBook
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_coordinator.service.training_run.computation_end import computation_done
@@ -30,6 +36,7 @@ from fleetlearn_protocol.vector import Vector, digest
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet import selection
+from fleetlearn_simulator.fleet.device_names import name_of
 from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices, rows_of
 from fleetlearn_simulator.fleet.masked_reports import masked_reports
 from fleetlearn_simulator.fleet.round_costs import RoundCosts
@@ -165,7 +172,11 @@ class SimulatedCoordinator:
 
     def _begin_round(self) -> None:
         """Begin a round over the newest model."""
-        self.round, self.costs = self.family.open_round(self.state), RoundCosts()
+        regions = None if self.plan.regions is None else self.plan.regions.weights
+        self.round: AnyRound = open_round(self.family, self.state, regions)
+        self.costs = RoundCosts()
+        self.in_region: dict[str, str] = {}
+        """Accepted task -> its region, where rounds have regions."""
         self.devices: list[int] = []
         """Devices whose reports were accepted, in order."""
         self.circle: list[int] = []
@@ -214,7 +225,7 @@ class SimulatedCoordinator:
             failed = failed | self.masked.unfit(found)
         trained = int(failed.argmax()) if failed.any() else len(found)
         reports = reports_of(found, beside, weights, staleness, measured).first(trained)
-        reports = replace(reports, member=member)
+        reports = replace(reports, member=member, region=self.region_of(tasks.device[rows.start]))
         if self.masked is not None:
             factors = self._factors_told(tasks, rows, reports)
             reports = self.masked.of(reports, tasks, rows, factors)
@@ -229,6 +240,8 @@ class SimulatedCoordinator:
         """Reports of these tasks, which ``receive`` accepted, arrived at these times. The engine is
         not told."""
         self.round.accept(reports)
+        if reports.region is not None:
+            self.in_region.update(dict.fromkeys(tasks.task[rows], reports.region))
         parts = parts_to_add(reports, self._files[reports.member])
         reports = replace(reports, parts=parts)
         self.round.add(reports)
@@ -241,6 +254,11 @@ class SimulatedCoordinator:
         self.devices += tasks.device[rows]
         if self.outlive:
             self.given_in += tasks.round[rows]
+
+    def region_of(self, device: int) -> str | None:
+        """Return the region in which the device was given its task; None: rounds have no
+        regions."""
+        return self.engine.book.terms[name_of(device)].region
 
     def member_of(self, device: int) -> int:
         """Return the number of the model that the device trains in this round."""
@@ -375,10 +393,17 @@ class SimulatedCoordinator:
         return self.engine.settings.cohort if self.outlive else self.engine.wanted_reports()
 
     def commit(
-        self, number: int, dropped: dict[str, int], now: float, connected: int
+        self,
+        number: int,
+        dropped: dict[str, int],
+        now: float,
+        connected: int,
+        regions: Collection[str] | None = None,
     ) -> dict[str, Any]:
-        """Make the next model from the accepted updates. Returns the round's summary. The engine is
-        not told."""
+        """Make the next model from the accepted updates, where rounds have regions those of these
+        regions. Returns the round's summary. The engine is not told."""
+        if isinstance(self.round, RegionalRound):
+            self.round.end_regions(regions or ())
         base = None
         if self.rules.mixing_rate is not None:
             (given_in,) = self.given_in
@@ -522,6 +547,9 @@ class SimulatedCoordinator:
         restored = Restored(
             number, leases, book.accepted.items(), dropped, lost, book.early.items()
         )
+        if isinstance(book, RegionalBook):
+            running = {task: book.terms[device].region or "" for device, task in book.tasks.items()}
+            restored = restored._replace(regions=running | self.in_region, over={**book.over})
         return self.engine.restore(restored, now) + self.engine.begin(now)
 
 

@@ -290,7 +290,7 @@ class DeviceTasks:
         coordinator, refused = self.coordinator, None
         while row < end and refused is None:
             training = coordinator.training
-            found = training.results_for(tasks.task[row : self._end_of_member(tasks, row, end)])
+            found = training.results_for(tasks.task[row : self._end_of_kind(tasks, row, end)])
             last = row + len(found)
             reports, refused = coordinator.receive(tasks, slice(row, last), found)
             good = len(reports)
@@ -319,13 +319,17 @@ class DeviceTasks:
             for at in range(begin, end):  # other things may happen before these reports arrive
                 self.expect_alone(held, at, held.ends[at], held.serial[at])
 
-    def _end_of_member(self, tasks: RunningTasks, row: int, end: int) -> int:
-        """Return the row after the last of those that are of the same model as ``row``."""
-        coordinator = self.coordinator
-        if not coordinator.family.is_family:
+    def _end_of_kind(self, tasks: RunningTasks, row: int, end: int) -> int:
+        """Return the row after the last of those that are of the same model as ``row``, and of the
+        same region."""
+        coordinator, devices = self.coordinator, tasks.device[row:end]
+        if coordinator.plan.regions is not None:
+            kinds: Sequence[Any] = [coordinator.region_of(device) for device in devices]
+        elif coordinator.family.is_family:
+            kinds = coordinator.members_of(devices)
+        else:
             return end
-        members = coordinator.members_of(tasks.device[row:end])
-        same = (at for at, member in enumerate(members) if member != members[0])
+        same = (at for at, kind in enumerate(kinds) if kind != kinds[0])
         return row + next(same, end - row)
 
     def _bundle_of(self, device: int) -> int:

@@ -25,6 +25,7 @@ from fleetlearn_coordinator.rounds.commands import (
     ExchangeOpened,
     Finish,
     Opened,
+    RegionEnded,
     SendAway,
     Unanswered,
 )
@@ -403,14 +404,23 @@ class Fleet:
                         )
                     case Ended(device, task, _, cause):
                         self.tasks.end(device_of(device), task, cause)
+                    case RegionEnded(number, region, is_done, reports, why):
+                        self._note(
+                            "region-ended",
+                            round=number,
+                            region=region,
+                            done=is_done,
+                            reports=reports,
+                            why=why,
+                        )
                     case CancelTask():
                         pass  # the task has ended on its device already
                     case SendAway(device, after):
                         self._send_away(device, after)
-                    case Commit(number, dropped):
+                    case Commit(number, dropped, regions):
                         self._tell(told)
                         told = []
-                        waiting = self._commit(number, dropped)
+                        waiting = self._commit(number, dropped, regions)
                     case Abandon(number, dropped, text):
                         told.append(self._abandon(number, dropped, text))
                         if self.finished is not None:
@@ -439,12 +449,14 @@ class Fleet:
         """Return whether the device has the task already."""
         return given.again and self.tasks.has(device_of(given.device), given.task)
 
-    def _commit(self, number: int, dropped: dict[str, int]) -> list[Command]:
+    def _commit(
+        self, number: int, dropped: dict[str, int], regions: tuple[str, ...] | None
+    ) -> list[Command]:
         why = self.exchanges.why_not_unmasked(number)
         if why is not None:
             return self.engine.give_up_commit(why, dropped, self.now)
         summary = self.coordinator.commit(
-            number, dropped, self.now, len(self.connections.connected)
+            number, dropped, self.now, len(self.connections.connected), regions
         )
         self._tell([RoundEnded(number, "committed", self.engine.version + 1, summary, "")])
         self._note("committed", round=number, change=summary["change"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.selection_rules import tags_in
 from fleetlearn_coordinator.rounds.strategies.device_memory import DeviceRecord
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 
@@ -30,7 +31,13 @@ def state(engine: Engine, scenario: Scenario, source: Source, devices: Sequence[
     if selection is not None and devices:
         ids = np.array(devices, np.int64)
         stated = statements_of(scenario, ids, source.examples(ids))
-        selection.stated.update(zip(map(name_of, devices), stated, strict=True))
+        names = [*map(name_of, devices)]
+        if (regions := scenario.plan.regions) is not None:
+            stated = [
+                each._replace(region=regions.region_of(name, tags_in(each.labels), None))
+                for name, each in zip(names, stated, strict=True)
+            ]
+        selection.stated.update(zip(names, stated, strict=True))
 
 
 def forget(engine: Engine, device: int) -> None:

@@ -34,6 +34,7 @@ from fleetlearn_simulator.scenario.defaults import (
 from fleetlearn_simulator.scenario.family_rules import family_contradictions
 from fleetlearn_simulator.scenario.peers_section import PeersSection
 from fleetlearn_simulator.scenario.poisson_rules import poisson_contradictions
+from fleetlearn_simulator.scenario.regions_rules import region_contradictions
 from fleetlearn_simulator.scenario.sections import (
     Availability,
     Compute,
@@ -296,6 +297,7 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
             "how its rounds go, a plan with fedavg and a model of as many parameters simulates"
         )
     yield from family_contradictions(scenario)
+    yield from region_contradictions(scenario)
     if scenario.plan.clusters is not None and scenario.failures.corrupt:
         yield (
             "failures.corrupt with plan.clusters: what a bad device sends is made of one model, "

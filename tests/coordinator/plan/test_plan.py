@@ -65,9 +65,9 @@ def test_the_example_has_every_key_and_fits_a_proximal_bundle() -> None:
     text = EXAMPLE.read_text("utf-8")
     for section in SECTIONS.values():
         for key in section.__struct_fields__:
-            assert re.search(rf"^(# )?\[?(local\.|selection\.)?{key}\b", text, re.MULTILINE), (
-                f"{key} is not in the example"
-            )
+            assert re.search(
+                rf"^(# )?\[?(local\.|selection\.|regions\.)?{key}\b", text, re.MULTILINE
+            ), f"{key} is not in the example"
 
 
 def test_the_defaults_that_the_example_states_are_the_defaults() -> None:

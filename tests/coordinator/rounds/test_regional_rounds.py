@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 
 import pytest
 from fleetlearn_coordinator.rounds.commands import (
@@ -29,6 +30,7 @@ from fleetlearn_coordinator.rounds.settings import (
 )
 from fleetlearn_coordinator.rounds.strategies.regional_selection import RegionalSelection
 from fleetlearn_coordinator.rounds.training_tasks import Restored
+from fleetlearn_coordinator.rounds.waiting_words import waits_for
 from fleetlearn_protocol import ProtocolError
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -322,6 +324,35 @@ def test_a_paused_round_gives_no_task_and_ends_no_region_that_waits_for_devices(
     assert "s3" not in engine.leases
     report(engine, tasks, "n1 n2", 6.0)
     assert engine.participation.parts() == ["south"]
+
+
+def test_what_the_run_waits_for_in_words() -> None:
+    engine = Engine(RULES)
+    check_in(engine, "n1", 0.0)
+    assert waits_for(engine, 0.0) == (
+        "a round needs 1 region (regions.minimum) with a minimum of devices: north has 1 of 2 to 2;"
+        " south has 0 of 1 to 2"
+    )
+    check_in(engine, "n2", 0.0)
+    assert waits_for(engine, 1.0) == (
+        "a round begins in 3 s, or when each region has devices for its goal: north has 2 of 2 to "
+        "2; south has 0 of 1 to 2"
+    )
+    engine, tasks = started()
+    report(engine, tasks, "n1 n2 s1", 10.0)
+    assert waits_for(engine, 10.0) == (
+        "round 1 has 3 of 4 reports (north is done, south 1 of 2, for 10 s more), for 50 s more at "
+        "most"
+    )
+    engine.tick(20.0)
+    assert waits_for(engine, 20.0) == "the model of round 1 is being made"
+    strict = RULES._replace(regions=RegionsSettings((NORTH, SOUTH), goal=2, minimum=2))
+    assert "a round needs 2 regions (regions.minimum)" in waits_for(Engine(strict), 0.0)
+    engine, _ = started(rules=RULES)
+    engine.tick(20.0)
+    assert "south has failed" in waits_for(engine, 20.0)
+    paused = engine.regional.in_numbers(inf, 20.0) if engine.regional else []
+    assert [each.seconds for each in paused] == [None, None]
 
 
 DEVICES = st.sampled_from([f"{region}{number}" for region in "nsx" for number in range(4)])

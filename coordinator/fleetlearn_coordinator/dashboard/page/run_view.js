@@ -32,7 +32,7 @@ export function run(root, name) {
     notice,
   );
   const parts = [
-    ...(who().replay ? [] : [openRound(), canary(path, name)]), privacy(), learning(), models(), fleet(), causes(), updates(), transfers(), versions(name, path),
+    ...(who().replay ? [] : [openRound(), canary(path, name)]), privacy(), learning(), models(), regions(), fleet(), causes(), updates(), transfers(), versions(name, path),
     evaluations(), said(),
   ];
   const replay = who().replay ? player() : null;
@@ -535,6 +535,42 @@ function models() {
           row.change === undefined ? "" : figure(row.change),
         ],
       })),
+    );
+  }
+  return { node, draw };
+}
+
+// The regions of rounds: what each has now, and how its part of the last round ended.
+function regions() {
+  const rows = table(
+    "Regions: the open round, and the last one that is over",
+    [
+      { name: "Region" }, { name: "State" }, { name: "Reports", number: true }, { name: "Goal", number: true },
+      { name: "Minimum", number: true }, { name: "Tasks", number: true }, { name: "Waiting", number: true },
+      { name: "Last round" },
+    ],
+  );
+  const node = section("Regions", el("div", { class: "panel" }, rows.node));
+  const state = (run, region) => {
+    if (region.done !== null) return region.done ? "done" : "failed";
+    return run.phase === "open" ? "open" : "";
+  };
+  function draw(run, lists) {
+    const last = lists.rounds[lists.rounds.length - 1];
+    const found = run.regions ?? [];
+    show(node, found.length > 0);
+    rows.draw(
+      found.map((region) => {
+        const before = last?.regions?.[region.name];
+        const ended = before ? `${count(before.reports)} reports, ${before.done ? "done" : "failed"}` : "";
+        return {
+          key: [...Object.values(region), last?.number],
+          cells: [
+            region.name, state(run, region), count(region.reports), count(region.goal), count(region.minimum),
+            count(region.tasks), count(region.waiting), ended,
+          ],
+        };
+      }),
     );
   }
   return { node, draw };

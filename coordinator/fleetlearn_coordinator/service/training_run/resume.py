@@ -10,6 +10,7 @@ from fleetlearn_coordinator.rounds.commands import LOST
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_coordinator.service.run_log import RunLog
 from fleetlearn_coordinator.service.training_run.round_reports import RoundReports
+from fleetlearn_coordinator.service.training_run.run_regions import RestoredRegions, RunRegions
 from fleetlearn_coordinator.storage.ledger import Row, TaskEnded, Unfinished
 from fleetlearn_coordinator.storage.store import Store
 
@@ -38,14 +39,19 @@ def take_up_rounds(
     reports: RoundReports,
     oldest: int | None,
     log: RunLog,
-    is_closed: Callable[[int | None], bool] = lambda round: False,
+    is_closed: Callable[[int | None], bool],
+    regions: RunRegions,
 ) -> Unended:
     """Take over the open round's reports, and reports that came before their round. ``oldest``: the
     oldest version whose tasks may still count, where tasks outlive their rounds. ``is_closed``:
     whether the helper was asked for the sum of this round's masks, so that it takes no other
-    report. Raises StoreError (damaged)."""
+    report. Raises StoreError (damaged, or the plan has other regions now)."""
     with store.repair_advice():
         found = store.ledger.unfinished(oldest)
+        given_up = found.round is not None and store.is_given_up(found.round)
+        restored_regions = RestoredRegions({}, {})
+        if not given_up:
+            restored_regions = regions.take_back(found, store.ledger)
         for task in (*found.leases, *found.lost):
             reports.members.take_back(task.task, task.member)
         for report in found.reports:
@@ -53,12 +59,12 @@ def take_up_rounds(
         open_now = [row for row in found.reports if row.round == found.round]
         later = [row for row in found.reports if row.round != found.round]
         later.sort(key=lambda row: row.round)
-        given_up = found.round is not None and store.is_given_up(found.round)
         if not given_up:
             reports.load_sums(open_now)
         for row in later:
             reports.load_early(row)
-    reports.count_again(open_now)
+    if not given_up or regions.weights is None:
+        reports.count_again(open_now)
     abandoned = None
     if given_up:
         abandoned = _give_up(found)
@@ -75,7 +81,9 @@ def take_up_rounds(
     closed = found.round is not None and is_closed(found.round)
     leases = [(row.task, row.device, row.version) for row in found.leases]
     lost = [(row.task, row.device, row.version) for row in found.lost]
-    restored = Restored(found.round, leases, accepted, found.dropped, lost, early, closed)
+    restored = Restored(
+        found.round, leases, accepted, found.dropped, lost, early, closed, *restored_regions
+    )
     return Unended(restored, abandoned)
 
 

@@ -8,14 +8,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import TypeAlias
 
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.messages import BUFFERS, UPDATE, Report
 
-from fleetlearn_coordinator.aggregation.family_round import FamilyRound
 from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
+from fleetlearn_coordinator.aggregation.regional_round import (
+    AnyRound,
+    RegionalRound,
+    RegionalWeights,
+    open_round,
+)
 from fleetlearn_coordinator.aggregation.reports import ReportColumns, columns_of
 from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, Norms
 from fleetlearn_coordinator.aggregation.weighing.weighing import reported_of
@@ -26,23 +30,30 @@ from fleetlearn_coordinator.storage.ledger import SavedReport
 from fleetlearn_coordinator.storage.spooled_update import spooled_parts
 from fleetlearn_coordinator.storage.store import Store
 
-AnyRound: TypeAlias = OpenRound | FamilyRound
-
 
 class RoundReports:
     """What a run has of the open round so far. Between rounds it has none of the next one's."""
 
-    def __init__(self, members: Members, store: Store, newest: ModelState) -> None:
-        self.members, self._store = members, store
+    def __init__(
+        self,
+        members: Members,
+        store: Store,
+        newest: ModelState,
+        regions: RegionalWeights | None = None,
+    ) -> None:
+        """``regions``: what each weighs; None: rounds have no regions."""
+        self.members, self._store, self._regions = members, store, regions
         self.rules = members.all[0].rules
         """Those of the first member. What is asked of them is the same for all of them."""
         self._elements = [_elements_of(member) for member in members.all]
         """For each member: part of a report -> its elements."""
         self._metrics = members.all[0].bundle.manifest.metrics
-        self.round = members.rules.open_round(newest)
+        self.round: AnyRound = open_round(members.rules, newest, regions)
         """The accepted reports and their sums, except for reports that are still to be added."""
         self.tied: dict[str, str] = {}
         """Device -> the last of its tasks with an accepted report."""
+        self._in_region: dict[str, str] = {}
+        """Task -> its region, of the tasks in ``tied``. Empty: rounds have no regions."""
         self.counted: dict[str, SpooledReport] = {}
         """Task -> its report that counts, where updates are masked, since each may have to be taken
         off the sum again, or where a refiner needs each."""
@@ -75,12 +86,13 @@ class RoundReports:
         weight: int,
         staleness: int,
         version: int,
+        region: str | None = None,
     ) -> SpooledReport:
         """Return the report, checked and weighed. ``version``: of the model that its task began
-        from. Raises ProtocolError (not-finite, out-of-range, norm-too-large) if it must be
-        refused."""
+        from. ``region``: of its task; None: rounds have no regions. Raises ProtocolError
+        (not-finite, out-of-range, norm-too-large) if it must be refused."""
         member = self.members.of_task(report.task)
-        columns = self._columns(report, spool_file, largest, weight, staleness, member)
+        columns = self._columns(report, spool_file, largest, weight, staleness, member, region)
         accepted, refusal = self.round.receive(columns)
         if refusal is not None:
             raise refusal.error
@@ -94,10 +106,13 @@ class RoundReports:
         weight: int,
         staleness: int,
         member: RunMember,
+        region: str | None,
     ) -> ReportColumns:
         elements = self._elements[member.number]
         parts = spooled_parts(self._store.blobs, spool_file, report, elements)
-        return columns_of(report, self._metrics, weight, largest, parts, staleness, member.number)
+        return columns_of(
+            report, self._metrics, weight, largest, parts, staleness, member.number, region
+        )
 
     def accept(self, report: SpooledReport) -> None:
         """The report counts for the open round. ``next_to_add`` adds its parts, unless another
@@ -108,7 +123,7 @@ class RoundReports:
 
     def _give(self, report: SpooledReport) -> bool:
         """Have another process add the report's parts, if one can. Returns whether it does."""
-        if self.pre_sums is None or self.keeps_updates:
+        if self.pre_sums is None or self.keeps_updates or self._regions is not None:
             return False
         return self.pre_sums.give(self.round, report, self._parts_to_add(report))
 
@@ -122,6 +137,8 @@ class RoundReports:
             self.counted[report.task] = report
         if self._is_tied(report.task):
             self.tied[report.device] = report.task
+            if report.columns.region is not None:
+                self._in_region[report.task] = report.columns.region
 
     def accept_early(self, number: int, report: SpooledReport) -> None:
         """The report counts for the round of this number, which is not open yet."""
@@ -146,6 +163,14 @@ class RoundReports:
         while self._early and self._early[0][0] == number:
             self.accept(self._early.popleft()[1])
 
+    def end_regions(self, done: Collection[str]) -> None:
+        """The round is closed: reports of these regions alone count."""
+        assert isinstance(self.round, RegionalRound), "the plan has regions"
+        self.round.end_regions(done)
+        self.tied = {
+            device: task for device, task in self.tied.items() if self._in_region[task] in done
+        }
+
     def end(self, newest: ModelState) -> None:
         """The round is over. What is not added yet is not needed any more. ``newest``: what the
         next round changes."""
@@ -155,7 +180,8 @@ class RoundReports:
             self.pre_sums.forget()
         self.counted = {}
         self.tied = {}
-        self.round = self.members.rules.open_round(newest)
+        self._in_region = {}
+        self.round = open_round(self.members.rules, newest, self._regions)
 
     def forget_early(self) -> None:
         """No report counts any more that came before its round."""
@@ -255,7 +281,7 @@ class RoundReports:
         for row in sorted(reports, key=lambda row: given_in_order(row.task)):
             number = self.members.of_task(row.task).number
             columns = columns_of(
-                row.report, self._metrics, row.weight, {}, {}, row.staleness, number
+                row.report, self._metrics, row.weight, {}, {}, row.staleness, number, row.region
             )
             self._count(self.counted.get(row.task) or self._weighed_before(row, columns))
 
@@ -275,7 +301,7 @@ class RoundReports:
             largest[part.name] = encoding.check(content[begin : begin + part.size], elements)
             begin += part.size
         columns = self._columns(
-            row.report, row.spool_file, largest, row.weight, row.staleness, member
+            row.report, row.spool_file, largest, row.weight, row.staleness, member, row.region
         )
         return self._weighed_before(row, columns)._replace(spool_file=row.spool_file)
 

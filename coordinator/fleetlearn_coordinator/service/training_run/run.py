@@ -35,6 +35,7 @@ from fleetlearn_coordinator.rounds.commands import (
     ExchangeOpened,
     Finish,
     Opened,
+    RegionEnded,
     Revived,
     SendAway,
     Unanswered,
@@ -77,6 +78,7 @@ from fleetlearn_coordinator.service.training_run.roll_back import RollBacks
 from fleetlearn_coordinator.service.training_run.round_reports import RoundReports
 from fleetlearn_coordinator.service.training_run.round_work import RoundWork
 from fleetlearn_coordinator.service.training_run.run_models import RunModels
+from fleetlearn_coordinator.service.training_run.run_regions import RunRegions, region_of_task
 from fleetlearn_coordinator.service.training_run.run_tasks import RunTasks
 from fleetlearn_coordinator.service.training_run.take_up_uploads import take_up_uploads
 from fleetlearn_coordinator.storage.ledger import (
@@ -141,7 +143,8 @@ class Run:
         self.budget = PrivateBudget(plan, rules.privacy, store, now.wall, self.log)
         newest = load_or_begin(plan, members, store, now.wall, self.log)
         self.models = RunModels(plan, members, store, newest)
-        self.reports = RoundReports(members, store, newest)
+        self.regions = RunRegions(plan)
+        self.reports = RoundReports(members, store, newest, self.regions.weights)
         self.roll_backs = RollBacks(plan, members, store, self.models, self.log)
         self._weights = plan.update_weights()
         for number, device in store.ledger.accepted_updates() if self._weights.rates else ():
@@ -288,7 +291,9 @@ class Run:
         oldest = self.engine.version - settings.max_staleness if settings.outlive else None
         sums = self.mask_sums
         is_closed = (lambda round: False) if sums is None else sums.is_closed
-        restored, given_up = take_up_rounds(self.store, self.reports, oldest, self.log, is_closed)
+        restored, given_up = take_up_rounds(
+            self.store, self.reports, oldest, self.log, is_closed, self.regions
+        )
         heard: list[Command] = []
         if given_up is not None:
             self._give_up(given_up, now)
@@ -350,6 +355,7 @@ class Run:
             weight,
             staleness,
             engine.book.terms[device].version,
+            region_of_task(engine, device),
         )
         norms = None
         if self.reports.rules.weighing.needs_norms:
@@ -410,7 +416,8 @@ class Run:
                 case Assign(device, task, number, again=again, version=version):
                     if not again:
                         member = self.members.give(device, task).name or None
-                        rows.append(TaskGiven(task, number, device, version, member))
+                        region = region_of_task(self.engine, device)
+                        rows.append(TaskGiven(task, number, device, version, member, region))
                         if self.selection is not None:
                             rows += self.selection.given(device, task, now.engine)
                     heard.append(command)
@@ -424,6 +431,8 @@ class Run:
                     )
                 case Revived(_, task):
                     rows.append(TaskRevived(task))
+                case RegionEnded():
+                    rows.append(self.regions.row_of(command))
                 case CancelTask() | SendAway() | Commit():
                     heard.append(command)
                 case Opened(number):
@@ -461,6 +470,8 @@ class Run:
     def _make_model(
         self, command: Commit, masks: Words | Callable[[], Words] | None, now: Clocks
     ) -> None:
+        if command.regions is not None:
+            self.reports.end_regions(command.regions)
         self.work.begin_commit(command.round, self._summary(command.dropped, now), now, masks)
 
     def _begin_pairwise(self, number: int, phase: int, members: Collection[str] | None) -> None:

@@ -15,12 +15,12 @@ from fleetlearn_coordinator.aggregation.family_round import replace_models
 from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.modular_sum import UnmaskError
 from fleetlearn_coordinator.aggregation.open_round import CommittedRound
+from fleetlearn_coordinator.aggregation.regional_round import AnyRound
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.aggregation.sent_models import Forms
 from fleetlearn_coordinator.privacy.budget import PrivacyAccount
 from fleetlearn_coordinator.service.training_run.members import Members
 from fleetlearn_coordinator.service.training_run.private_budget import account_row, summary_of
-from fleetlearn_coordinator.service.training_run.round_reports import AnyRound
 from fleetlearn_coordinator.service.training_run.run_models import RunModels
 from fleetlearn_coordinator.service.training_run.saved_privacy import privacy_rows, tensors_of
 from fleetlearn_coordinator.service.training_run.saved_tied_sum import row_of

@@ -168,7 +168,7 @@ def test_the_tables_of_the_version_before_go_on(make_plan: PlanMaker) -> None:
         for table in ("devices", "exchanges", "answers", "tied", "activity", "participations"):
             database.execute(f"DROP TABLE {table}")
         later = {
-            "tasks": ("norm", "trained_norm", "member"),
+            "tasks": ("norm", "trained_norm", "member", "region"),
             "models": ("restores", "optimizer", "state_crc32"),
         }
         for table, column in (
