@@ -13,6 +13,8 @@ from fleetlearn_protocol.errors import many
 from fleetlearn_protocol.typer_app import say
 
 from fleetlearn_coordinator.commands.exits import expected_errors
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.backup import back_up
 from fleetlearn_coordinator.service.backup import restore as restore_backup
 from fleetlearn_coordinator.service.backup_manifest import (
@@ -113,6 +115,30 @@ def restore(
                 f"towards epsilon: fleetlearn-coordinator count-releases {target / run.data} NUMBER"
             )
     say("what was revoked after the backup was made is to be revoked again")
+
+
+@app.command("move-ledger")
+def move_ledger(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The plan of the run.")],
+    service: Annotated[
+        Path,
+        typer.Option(
+            metavar="SERVICE.toml", help="The service file whose key ledger says where to."
+        ),
+    ],
+) -> None:
+    """Move the ledger of a run that is not served from its data directory into PostgreSQL. Models
+    and updates stay in the data directory."""
+    from fleetlearn_coordinator.storage.move_ledger import MOVED
+    from fleetlearn_coordinator.storage.move_ledger import move_ledger as move
+
+    with expected_errors():
+        settings, run = ServiceSettings.load(service), Plan.load(plan)
+        if settings.ledger is None:
+            raise typer.BadParameter(f"{service} has no ledger: it says where the rows are to go")
+        where = move(run.data_dir, run.name, settings.ledger)
+    print(f"the ledger of {run.name} is in {where}")
+    say(f"{run.data_dir / MOVED} is the earlier one: remove it once the run goes on")
 
 
 @app.command()

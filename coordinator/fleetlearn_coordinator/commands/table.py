@@ -68,6 +68,7 @@ GROUPS: dict[str, tuple[Listed, ...]] = {
     "Keep": (
         Listed("backup", "backups", "Copy a run or a host, also while it is served"),
         Listed("restore", "backups", "Write a backup's content, to be served from"),
+        Listed("move-ledger", "backups", "Move a run's ledger into PostgreSQL"),
         Listed("count-releases", "backups", "Count what a private copy's original released"),
     ),
     "Let in and keep out": (

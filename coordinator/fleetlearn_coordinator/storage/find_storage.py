@@ -51,7 +51,7 @@ def find_storage(place: str | os.PathLike[str]) -> RunStorage:
     scheme = re.match("([a-z][a-z0-9+.-]+):/+", text)  # a Path of a URL has one slash of the two
     if scheme is None:
         found = read_stores(Path(text))
-        return FileStorage(text) if found is None else _elsewhere(Path(text), found)
+        return FileStorage(text) if found is None else storage_elsewhere(Path(text), found)
     text = f"{scheme[1]}://{text[scheme.end() :]}"
     if scheme[1] not in STORES:
         known = ", ".join(f"{name}://" for name in sorted(STORES)) or "folders alone"
@@ -62,7 +62,9 @@ def find_storage(place: str | os.PathLike[str]) -> RunStorage:
     return STORES[scheme[1]](text)
 
 
-def _elsewhere(folder: Path, place: StoredElsewhere) -> RunStorage:
+def storage_elsewhere(folder: Path, place: StoredElsewhere) -> RunStorage:
+    """Return the storage of a data directory whose run is in these places. Raises StoreError where
+    one of them is no store that is known."""
     if place.ledger is None:
         return FileStorage(folder, objects_of(place))
     scheme, found, _ = place.ledger.partition("://")
@@ -102,7 +104,7 @@ def _storage_for(
         return storage, None
     folder = Path(place)
     known = read_stores(folder)
-    begun = _elsewhere(folder, wanted)  # before a URL is in any message
+    begun = storage_elsewhere(folder, wanted)  # before a URL is in any message
     if known is None and not isinstance(storage, FileStorage):
         keys = " and ".join(urls)
         text = f"{storage.where} is a store of its own: leave {keys} out of the service file"

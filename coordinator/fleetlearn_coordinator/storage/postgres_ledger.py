@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from fleetlearn_protocol.errors import Code
 
-from fleetlearn_coordinator.storage.database import connect
+from fleetlearn_coordinator.storage.database import Database, connect
 from fleetlearn_coordinator.storage.errors import StoreAwayError, StoreError
 from fleetlearn_coordinator.storage.ledger import Row
 from fleetlearn_coordinator.storage.postgres_database import (
@@ -67,6 +68,22 @@ class PostgresLedger(SqlLedger):
                 self._put(*item)
         self.is_new = False
 
+    def copy_from_sqlite(self, path: Path) -> None:
+        """Make all tables, with the rows of a database of SQLite whose tables are up to date. All
+        of them are there, or none."""
+        with closing(connect(path)) as source, self._owned():
+            for statement in STATEMENTS:
+                self._db.execute(statement_of(statement))
+            for table, names in _tables(source):
+                rows: Iterable[Any] = source.execute(f"SELECT {', '.join(names)} FROM {table}")
+                if table == "meta":
+                    rows = ((key, self._db.to_column(value)) for key, value in rows)
+                places = ", ".join("?" * len(names))
+                statement = f"INSERT INTO {table}({', '.join(names)}) VALUES({places})"
+                self._db.executemany(statement, rows)
+            self._db.execute("UPDATE owner SET tables = ?", (SCHEMA_VERSION,))
+        self.is_new = False
+
     def _migrate(self, version: int) -> None:
         if version == SCHEMA_VERSION:
             return
@@ -98,15 +115,21 @@ class PostgresLedger(SqlLedger):
             raise
 
 
+def _tables(db: Database) -> list[tuple[str, list[str]]]:
+    """Return each table of a database of SQLite, with the names of its columns."""
+    tables = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    return [
+        (table, [row[1] for row in db.execute(f"PRAGMA table_info({table})").fetchall()])
+        for (table,) in tables
+    ]
+
+
 def copy_to_sqlite(db: PostgresDatabase, path: Path) -> None:
     """Write the rows that ``db`` reads into a new database of SQLite."""
     with closing(SqliteLedger(path)) as ledger:
         ledger.create({})
     with closing(connect(path)) as target, target.transaction():
-        for (table,) in target.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table'"
-        ).fetchall():
-            names = [row[1] for row in target.execute(f"PRAGMA table_info({table})").fetchall()]
+        for table, names in _tables(target):
             rows = db.stream(f"SELECT {', '.join(names)} FROM {table}")
             if table == "meta":
                 rows = ((key, db.from_column(value)) for key, value in rows)
