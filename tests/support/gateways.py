@@ -4,17 +4,25 @@ them. Each gateway has a port of its own, so that a test says to which of them a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from fleetlearn_coordinator import Plan, ServiceSettings
+from fleetlearn_coordinator.gateways.distant_gateway import distant_gateway_running
 from fleetlearn_coordinator.gateways.engine_host import SOCKET
 from fleetlearn_coordinator.gateways.gateway import gateway_running
 from fleetlearn_coordinator.gateways.gateway_host import GatewayHost
+from fleetlearn_coordinator.gateways.gateway_link import GatewayLink
 from fleetlearn_coordinator.service.serve import running
 from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.storage.object_store import Objects
 from fleetlearn_protocol.messages import PROTOCOL_NAME, Held
+from nats_server import nats_server
+from object_server import BUCKET, object_server
 from peers import Peer
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
@@ -91,6 +99,99 @@ class GatewayFleet:
         for end in self._ends:
             await end.aclose()
         await self._engine.aclose()
+
+
+class DistantFleet(GatewayFleet):
+    """The same behind gateways on other machines: each has a folder of its own, and the bus and the
+    object store in common with the engine."""
+
+    def __init__(self, plan: Plan, gateways: int, place: DistantPlace, **service: Any) -> None:
+        place = place.of(plan)
+        super().__init__(plan, 0, **place.engine, **service)
+        self._count, self.place, self._service = gateways, place, service
+
+    def folder(self, number: int) -> Path:
+        """Return a gateway's folder."""
+        return self.place.folder / self.place.token / f"gateway-{number}"
+
+    def objects(self, folder: str) -> list[str]:
+        """Return the names of the run's objects in a folder."""
+        keys = Objects(f"s3://{BUCKET}/{self.place.token}/{self.plan.name}").keys(folder)
+        return [f"{folder}/{key}" for key in keys]
+
+    def devices_of(self, link: GatewayLink) -> list[str]:
+        return [device.name for device in link.devices.values()]
+
+    async def begin(self) -> None:
+        for number in range(self._count):
+            await self.begin_gateway(number)
+        await self.begin_engine()
+
+    async def begin_gateway(self, number: int) -> None:
+        end = AsyncExitStack()
+        settings = self.place.gateway(self.plan, number, **self._service)
+        host = await end.enter_async_context(distant_gateway_running(settings))
+        if number < len(self.gateways):
+            self.gateways[number], self._ends[number] = host, end
+        else:
+            self.gateways.append(host)
+            self._ends.append(end)
+
+
+class DistantPlace(NamedTuple):
+    """Where a run's bus and objects are, for tests. All runs of tests have one name."""
+
+    bus: str
+    folder: Path
+    """Of the gateways' folders."""
+    token: str = ""
+    """Of one run."""
+
+    def of(self, plan: Plan) -> DistantPlace:
+        """Return the plan's place on these servers."""
+        return self._replace(token=sha256(bytes(plan.data_dir)).hexdigest()[:16])
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """Keys of the engine's service file."""
+        blobs = f"s3://{BUCKET}/{self.token}"
+        return {"bus": self.bus, "blobs": blobs, "nats": {"prefix": self.token}}
+
+    def gateway(self, plan: Plan, number: int, **service: Any) -> ServiceSettings:
+        """Return the settings of a gateway."""
+        folder = str(self.folder / self.token / f"gateway-{number}")
+        own = {"run": plan.name, "name": f"gateway-{number}", "data_dir": folder}
+        keys = {"port": 0, "bus": self.bus, "nats": {"prefix": self.token}, "gateway": own}
+        return ServiceSettings.read({**keys, **service})
+
+
+@contextmanager
+def distant_place(folder: Path) -> Iterator[DistantPlace]:
+    """Start a NATS server and an object store. Skips the test where NATS is not installed."""
+    with nats_server() as bus, object_server() as objects:
+        before = {name: os.environ.get(name) for name in objects.environment}
+        os.environ.update(objects.environment)
+        try:
+            yield DistantPlace(bus.url(), folder)
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+@asynccontextmanager
+async def distant_fleet(
+    plan: Plan, place: DistantPlace, gateways: int = 2, **service: Any
+) -> AsyncIterator[DistantFleet]:
+    fleet = DistantFleet(plan, gateways, place, **service)
+    try:
+        async with asyncio.timeout(30):
+            await fleet.begin()
+        yield fleet
+    finally:
+        await fleet.close()
 
 
 @asynccontextmanager

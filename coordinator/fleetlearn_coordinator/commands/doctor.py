@@ -81,6 +81,7 @@ def _files(target: LocalTarget) -> Iterator[CheckView]:
     served = running or (host is not None and host.running)
     yield from checks.check_ports(settings, running=served)
     yield from checks.check_gateways(settings)
+    yield from checks.check_bus(settings, [plan.name for plan in plans])
     yield from checks.check_tls(settings, time.time())
     yield from checks.check_identities(settings)
     largest = max(plans, key=lambda plan: plan.round.cohort, default=None)

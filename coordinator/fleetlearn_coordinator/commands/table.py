@@ -27,6 +27,7 @@ GROUPS: dict[str, tuple[Listed, ...]] = {
         Listed("make-bundle", "computations", "Write a bundle that computes, and trains nothing"),
         Listed("public-bundle", "public_bundle", "Write public examples, for FedMD"),
         Listed("serve", "serving", "Run a plan's training, or all runs of a host"),
+        Listed("serve-gateway", "gateway", "Hold devices' connections on another machine"),
         Listed("doctor", "doctor", "Check what a coordinator needs, and say what to do"),
         Listed("privacy", "privacy", "Say what a plan's differential privacy comes to"),
         Listed("install-service", "systemd", "Write a systemd service that serves it from boot on"),

@@ -6,9 +6,10 @@ They outlive their connection, and the coordinator too: beside the spool file wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 
 import msgspec
+from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.messages import Part
 from fleetlearn_protocol.vector import checksum
 from msgspec import Struct
@@ -57,6 +58,27 @@ def decode_begun(content: bytes) -> BegunUpload | None:
         return msgspec.json.decode(content[4:], type=BegunUpload)
     except msgspec.MsgspecError:
         return None
+
+
+def are_here(begun: BegunUpload, read: Callable[[int, int, int], Iterable[memoryview]]) -> bool:
+    """Return whether the spool file has the bytes that the checkpoint is of. The checksums at an
+    upload's end are of what arrived: they would not notice what a loss of power took. ``read``:
+    yields bytes of a spool file, from its number, how many, and from which on."""
+    begin = 0
+    try:
+        for part in begun.parts:
+            size = min(part.size, begun.offset - begin)
+            if size <= 0:
+                break
+            found = 0
+            for block in read(begun.spool_file, size, begin):
+                found = checksum(block, found)
+            if found != begun.crc32.get(part.name):
+                return False
+            begin += size
+    except (FleetError, OSError):
+        return False
+    return begin == begun.offset
 
 
 class BegunUploads:

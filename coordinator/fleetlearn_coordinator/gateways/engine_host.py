@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -24,18 +24,23 @@ from fleetlearn_coordinator.gateways import wire
 from fleetlearn_coordinator.gateways.bus import Bus
 from fleetlearn_coordinator.gateways.gateway_adders import CollectsSums, GatewayAdders
 from fleetlearn_coordinator.gateways.gateway_link import GatewayLink, RemoteDevice
-from fleetlearn_coordinator.gateways.lent_files import LentFiles
+from fleetlearn_coordinator.gateways.lent_files import LentFiles, PutNumbers
 from fleetlearn_coordinator.gateways.local_bus import listen_locally
+from fleetlearn_coordinator.gateways.nats_listener import NatsListener
+from fleetlearn_coordinator.gateways.nats_place import place_of
 from fleetlearn_coordinator.gateways.published_files import PublishedFiles
 from fleetlearn_coordinator.network.driver import ServedRun
 from fleetlearn_coordinator.network.host import find_signer
 from fleetlearn_coordinator.network.loop_lag import LoopLag
 from fleetlearn_coordinator.network.output_gate import OutputGate
+from fleetlearn_coordinator.network.peer_log import logger
 from fleetlearn_coordinator.network.run_host import ConnectionsNow, GatewayNow, UploadsNow
 from fleetlearn_coordinator.network.transfers.contents import Contents, Older
+from fleetlearn_coordinator.network.transfers.elsewhere import Elsewhere
 from fleetlearn_coordinator.network.transfers.find_elsewhere import elsewhere_of
-from fleetlearn_coordinator.plan.service_settings import ServiceSettings, share
-from fleetlearn_coordinator.storage.lent_spool import LendableSpool
+from fleetlearn_coordinator.network.transfers.store_publisher import StorePublisher
+from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings, share
+from fleetlearn_coordinator.storage.lent_spool import ArrivedSpool, LendableSpool
 from fleetlearn_coordinator.storage.served_objects import ServedObjects
 
 if TYPE_CHECKING:
@@ -47,6 +52,12 @@ CONTENTS = "served"
 """The folder with what devices fetch, in the run's data directory."""
 LOOK = 0.1
 """Seconds between looks whether the process was told to stop, before the first gateway is there."""
+APART = 1000
+"""Gateways on other machines have numbers from here on."""
+URL_SECONDS = 3600.0
+"""For which the URL of an object can be used."""
+ORPHANS = 600.0
+"""Seconds between looks for objects that nobody needs."""
 GATEWAY_SILENT = 15.0
 """Seconds without a word of a gateway, after which it is lost: its devices connect to another."""
 
@@ -81,9 +92,11 @@ class EngineHost:
         gateways: int,
         folder: Path,
         stopping: Callable[[], bool] = lambda: False,
+        name: str = "",
     ) -> None:
         """``folder``: the run's data directory. ``stopping``: returns whether the process was told
-        to stop. Raises FleetError where a signing key cannot be used."""
+        to stop. ``name``: the plan's, by which the bus knows the run. Raises FleetError where a
+        signing key cannot be used."""
         self.heartbeat = service.heartbeat
         self.address = ""
         self.lag = LoopLag()
@@ -98,7 +111,15 @@ class EngineHost:
         self.spool: LendableSpool
         self._count, self._folder = gateways, folder
         # as many as a gateway's uploads with a place, and those that lost theirs
-        self._each = 2 * share(service.uploads, gateways) + 1
+        self._each = 2 * share(service.uploads, max(1, gateways)) + 1
+        self._service, self._name = service, name
+        self._listener: NatsListener | None = None
+        """Where gateways on other machines come in."""
+        self._store: StorePublisher | None = None
+        """What those fetch for their devices."""
+        self._bundle_names: tuple[str, ...] = ()
+        self._orphans = -ORPHANS
+        """When ``sweep`` looked for objects that nobody needs."""
         self._buses: set[GatewayLink] = set()
         """All that are connected, with those that have not said hello."""
         self._content_settings = service.contents
@@ -131,6 +152,10 @@ class EngineHost:
             self._server.close()
         for link in list(self._buses):
             link.close()
+        if self._listener is not None:
+            await self._listener.close()
+        if self._store is not None:
+            self._store.close()
 
     def end(self) -> None:
         """Do nothing more, whatever gateways say."""
@@ -162,16 +187,51 @@ class EngineHost:
         if isinstance(port, GivesUpdatesAway):
             self.adders.run = port.let_add(self.adders, self._count)
         elsewhere = elsewhere_of(self._content_settings, served, bundles, self._urls_changed)
+        if self._service.bus is not None:
+            self._store = self._publisher(spool, bundles, elsewhere)
+            self._bundle_names = tuple(bundle.sha256 for bundle in bundles)
         self.run = ServedRun(port, Contents(), failed, name, OutputGate(), elsewhere)
         return self.run
 
+    def _publisher(
+        self, spool: LendableSpool, bundles: Sequence[Bundle], elsewhere: Elsewhere
+    ) -> StorePublisher | None:
+        """Return what publishes for gateways on other machines; None: ``elsewhere`` does. Raises
+        ServiceError."""
+        if not isinstance(spool, ArrivedSpool):
+            raise ServiceError(
+                Code.BAD_MESSAGE,
+                "bus: this run began in its data directory, without an object store, and gateways "
+                "on other machines need one. Leave bus out, or begin a run with blobs",
+            )
+        if isinstance(elsewhere, StorePublisher):
+            return None
+        return StorePublisher(spool.served, bundles, URL_SECONDS)
+
     async def listen(self) -> None:
         """Let gateways in, and wait for the first of them, or until the process is told to stop:
-        where gateways cannot start, none comes. Raises OSError."""
-        self._server = await listen_locally(self._folder / SOCKET, self._let_in)
+        where gateways cannot start, none comes. Raises OSError, BusError."""
+        if (place := place_of(self._service, self._name)) is not None:
+            spool = self.spool
+            assert isinstance(spool, ArrivedSpool)
+            self._listener = NatsListener(
+                place, spool.generation, self._let_in, first=APART, may_speak=self._has_run
+            )
+            await self._listener.listen()
+        if self._count or self._listener is None:
+            self._server = await listen_locally(self._folder / SOCKET, self._let_in)
         while not self._first.is_set() and not self._stopping():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._first.wait(), LOOK)
+
+    def _has_run(self) -> bool:
+        """Return whether no other coordinator has the run, as far as this process knows."""
+        assert isinstance(self.spool, ArrivedSpool)
+        try:
+            self.spool.check_owner()
+        except FleetError:
+            return False
+        return not self.ended
 
     def _let_in(self, bus: Bus) -> GatewayLink:
         link = GatewayLink(self, bus)
@@ -188,6 +248,12 @@ class EngineHost:
             self.lost(earlier)
         self.gateways[hello.gateway] = link
         lost = self.files.claim(hello.gateway, hello.files + hello.asked)
+        spool, where, first_put = self.spool, "", 0
+        if hello.apart:
+            if not isinstance(spool, ArrivedSpool):
+                text = f"gateway {hello.gateway} is on another machine, and the run has no bus"
+                raise FleetError(Code.BAD_MESSAGE, text)
+            where, first_put = spool.where_objects, self.files.begin_puts(hello.gateway, spool)
         probe = "?"
         shown = self.run.port.shown(None, probe)
         link.say(
@@ -200,6 +266,9 @@ class EngineHost:
                 None if shown == probe else shown,
                 str(self.adders.folder),
                 link.wire,
+                where,
+                self._bundle_names if hello.apart else (),
+                first_put,
             )
         )
         link.say(self._contents_now())
@@ -304,6 +373,8 @@ class EngineHost:
         """Serve the run's newest vectors by their SHA-256, and the older ones that its tasks began
         from. Raises OSError."""
         self._published.publish(newest, older)
+        if self._store is not None:
+            self._store.publish(newest, older)
         self.run.elsewhere.publish(newest, older)
         self._say_to_all(self._contents_now())
 
@@ -318,6 +389,8 @@ class EngineHost:
         """Serve an older vector too, until newest ones are published without it. Raises OSError."""
         if sha256 not in self._published.newest + self._published.older:
             self._published.add_older(sha256, where)
+            if self._store is not None:
+                self._store.add_older(sha256, where)
             self.run.elsewhere.add_older(sha256, where)
             self._say_to_all(wire.PublishOlder(sha256))
 
@@ -380,7 +453,20 @@ class EngineHost:
                 link.close()
                 self.lost(link)
         self.run.elsewhere.sweep()
+        if self._store is not None:
+            self._store.sweep()
+        if self._listener is not None and now - self._orphans > ORPHANS:
+            self._orphans = now
+            self._loop.run_in_executor(None, self._drop_orphans, self.files.may_be_put())
         self.grant()
+
+    def _drop_orphans(self, live: PutNumbers) -> None:
+        """Remove objects that gateways put, and that nobody needs. In any thread."""
+        assert isinstance(self.spool, ArrivedSpool)
+        try:
+            self.spool.drop_orphans(live)
+        except FleetError as error:
+            logger.debug("objects that nobody needs stay for now: %s", error.text)
 
     async def empty(self) -> None:
         """Wait STOP_TIMEOUT seconds at most for all devices to leave."""

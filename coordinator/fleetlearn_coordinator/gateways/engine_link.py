@@ -107,6 +107,8 @@ class EngineLink:
         self.over = asyncio.Event()
         """Set while there is no bus."""
         self.over.set()
+        self.apart = False
+        """Whether this gateway is on another machine: distant_link.py."""
         self.refused = False
         """Whether the engine process refused this gateway on the newest bus: they are of releases
         that cannot work together."""
@@ -244,6 +246,7 @@ class EngineLink:
                 ),
                 WIRE,
                 OLDEST,
+                self.apart,
             )
         )
         for message in asked:
@@ -293,13 +296,21 @@ class EngineLink:
             if self._bus is not None:
                 self._bus.close()
             return
-        for message in messages:
-            try:
-                self._handle(message)
-            except Exception as error:
-                self.fail(error)
+        self.take(messages)
         self._look_at_bound()
         self._host.grant()
+
+    def take(self, messages: list[wire.ToGateway]) -> None:
+        """Do what the engine process says, in order."""
+        for message in messages:
+            self.do(message)
+
+    def do(self, message: wire.ToGateway) -> None:
+        """Do what the engine process says in one message."""
+        try:
+            self._handle(message)
+        except Exception as error:
+            self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """Something that no device is to blame for: the run must end, at the latest when there is

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 
 from fleetlearn_protocol.messages import PROTOCOL_VERSION, CheckIn, ComeBack
 from fleetlearn_protocol.versions import agreed_version
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 from fleetlearn_coordinator.conversation.pending import Pending
 from fleetlearn_coordinator.conversation.port import Admitted
 from fleetlearn_coordinator.gateways import wire
-from fleetlearn_coordinator.gateways.engine_link import EngineLink
+from fleetlearn_coordinator.gateways.engine_link import EngineLink, GatewayConnections
 from fleetlearn_coordinator.network.driver import ConnectionDriver, ServedRun
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host, spread
@@ -37,11 +38,13 @@ class GatewayHost(Host):
         *,
         gateway: int,
         process: int,
+        make_link: Callable[[GatewayConnections], EngineLink] | None = None,
     ) -> None:
         """As ``Host``; ``gateway``, ``process``: its number among the gateways, and of its
-        process."""
+        process. ``make_link``: makes ``link``, where that is another one than usual."""
         super().__init__(service, places, gate)
-        self.link = EngineLink(self, gateway, process)
+        make_link = make_link or partial(EngineLink, gateway=gateway, process=process)
+        self.link = make_link(self)
         self._queues, self._looked = self.connections_now(), 0.0
         """What waits to be sent, and when that was looked at."""
         self._lag = 0.0

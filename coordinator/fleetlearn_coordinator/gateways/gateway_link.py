@@ -95,6 +95,8 @@ class GatewayLink:
         self._loop = asyncio.get_running_loop()
         self.number = -1
         self.process = 0
+        self.apart = False
+        """Whether the gateway is on another machine."""
         self.wire = WIRE
         """The version that is spoken on this bus."""
         self.devices: dict[int, RemoteDevice] = {}
@@ -193,7 +195,7 @@ class GatewayLink:
             self.close()
             return
         self.wire = agreed
-        self.number, self.process = hello.gateway, hello.process
+        self.number, self.process, self.apart = hello.gateway, hello.process, hello.apart
         self._host.said_hello(self, hello)
         logger.info(
             "gateway %d (process %d) is there, with %d devices",
@@ -263,12 +265,13 @@ class GatewayLink:
             self.say(wire.QuestionRefused(message.question, error.code, error.text, is_limit))
             return
         mark = 0
-        if announced.begun is not None:
-            number = announced.begun.spool_file
-            mark = self._host.files.hand_over(self.number, number).mark
-        self.say(
-            wire.Announcement(message.question, announced.wanted, elements, announced.begun, mark)
-        )
+        begun = announced.begun
+        if begun is not None and self.apart:  # those bytes are here: the device may come back
+            port.keep_upload(message.device, begun)
+            begun = None
+        if begun is not None:
+            mark = self._host.files.hand_over(self.number, begun.spool_file).mark
+        self.say(wire.Announcement(message.question, announced.wanted, elements, begun, mark))
 
     def _elements(self, report: Report) -> dict[str, int]:
         of = self._host.run.port.elements_of
@@ -298,7 +301,8 @@ class GatewayLink:
                 raise ProtocolError(
                     Code.STALE_ROUND, "the coordinator was started again, and lost these bytes"
                 )
-            self._host.adders.stored(self.number, message.file)
+            if not self.apart:
+                self._host.adders.stored(self.number, message.file)
             here(port.save_update(device, message.report, message.file, message.largest))
 
         if self._answer(message.question, save):

@@ -1,11 +1,20 @@
-"""Which spool files the engine process has lent to which gateway."""
+"""Which spool files the engine process has lent to which gateway, and which objects gateways on
+other machines put."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from fleetlearn_protocol.errors import Code, FleetError
+
 from fleetlearn_coordinator.gateways.wire import LentFile
-from fleetlearn_coordinator.storage.lent_spool import LendableSpool
+from fleetlearn_coordinator.storage.arrived import (
+    HELLOS,
+    PUTS,
+    first_number,
+    is_arrived,
+)
+from fleetlearn_coordinator.storage.lent_spool import ArrivedSpool, LendableSpool
 
 
 class LentFiles:
@@ -20,11 +29,31 @@ class LentFiles:
         self._releases = releases or (lambda number: False)
         self._lent: dict[int, int] = {}
         """Number -> the gateway that has it."""
+        self._hellos = 0
+        self._puts: dict[int, range] = {}
+        """Gateway on another machine -> numbers of the objects that it may put."""
         spool.begin_lending()
+
+    def begin_puts(self, gateway: int, spool: ArrivedSpool) -> int:
+        """The gateway, which has just said hello, puts objects in place of writing files. Returns
+        the first number of PUTS that it may use. Raises FleetError where there are no more."""
+        if self._hellos == HELLOS:
+            text = f"gateways have connected {HELLOS} times: start the coordinator again"
+            raise FleetError(Code.BUSY, text)
+        first = first_number(spool.generation, self._hellos)
+        self._hellos += 1
+        self._puts[gateway] = range(first, first + PUTS)
+        return first
+
+    def may_be_put(self) -> PutNumbers:
+        """Return the numbers of objects that gateways may be putting now."""
+        return PutNumbers(list(self._puts.values()))
 
     def lend(self, gateway: int) -> list[LentFile]:
         """Return the files that the gateway may write from now on too: as many as it lacks and
         there is room for. Raises OSError."""
+        if gateway in self._puts:
+            return []
         lacking = self._each - sum(one == gateway for one in self._lent.values())
         lent = []
         while lacking > 0 and self._spool.has_room():
@@ -55,17 +84,33 @@ class LentFiles:
         return LentFile(number, self._spool.mark_spool_file(number))
 
     def has(self, gateway: int, number: int) -> bool:
-        """Return whether this file is lent to the gateway."""
-        return self._lent.get(number) == gateway
+        """Return whether this file is lent to the gateway, or this object is one of its own."""
+        return number in self._puts.get(gateway, ()) or self._lent.get(number) == gateway
 
     def take_back(self, number: int) -> None:
-        """The file, with its bytes, is the run's again."""
-        del self._lent[number]
+        """The file, with its bytes, is the run's again; or the object is."""
+        if is_arrived(number):
+            assert isinstance(self._spool, ArrivedSpool)
+            self._spool.take_arrived(number)
+        else:
+            del self._lent[number]
 
     def take_back_all(self, gateway: int) -> list[int]:
-        """The gateway is lost. Returns the files that it had, which are the run's again."""
+        """The gateway is lost. Returns the files that it had, which are the run's again. What it
+        puts from now on counts for nothing."""
+        self._puts.pop(gateway, None)
         numbers = [number for number, one in self._lent.items() if one == gateway]
         for number in numbers:
             del self._lent[number]
             self._spool.distrust_spool_file(number)
         return numbers
+
+
+class PutNumbers:
+    """Numbers of objects, as ranges."""
+
+    def __init__(self, ranges: list[range]) -> None:
+        self._ranges = ranges
+
+    def __contains__(self, number: object) -> bool:
+        return any(number in each for each in self._ranges)

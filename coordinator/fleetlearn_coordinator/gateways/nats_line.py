@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -56,6 +57,7 @@ class NatsLine:
         """Connect. Raises what ``open_line`` names, in the words of nats-py."""
         from nats.aio.client import Client
 
+        logging.getLogger("asyncio").addFilter(_is_news)
         self._client = client = Client()
         await client.connect(
             servers=[self.address],
@@ -84,7 +86,8 @@ class NatsLine:
     @property
     def version(self) -> str:
         """The server's version."""
-        return str(self._client.connected_server_version)
+        version = self._client.connected_server_version
+        return f"{version.major}.{version.minor}.{version.patch}"
 
     async def subscribe(self, subject: str, heard: Callable[[str, bytes], None]) -> None:
         """Have ``heard`` called with the subject and the content of each message from now on."""
@@ -129,16 +132,14 @@ class NatsLine:
         self.end(f"{self.why}: {self.cause}" if self.cause else self.why)
 
     async def _note(self, error: Exception) -> None:
-        text = in_words(error)
-        if "permissions violation" in text.lower():
+        self.cause = in_words(error).removeprefix("nats: ")
+        if "permissions violation" in self.cause.lower():
             logger.error(
                 "the NATS server does not allow what is needed (%s): see "
                 "docs/operate/nats.md for the permissions of each user",
-                text.removeprefix("nats: "),
+                self.cause,
             )
             self.end("the NATS server does not allow what is needed")
-        else:
-            self.cause = text.removeprefix("nats: ")
 
     async def close(self) -> None:
         """End the connection, once what was said is with the server."""
@@ -153,6 +154,12 @@ class NatsLine:
         except Exception as error:  # a server that is not there
             logger.debug("the NATS connection could not be closed in order: %s", in_words(error))
         self.over.set()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether a line of asyncio's log says something. nats-py makes it say this at the end
+    of each connection with TLS."""
+    return "returning true from eof_received()" not in record.getMessage()
 
 
 async def open_line(addresses: str, name: str, settings: NatsSettings) -> NatsLine:

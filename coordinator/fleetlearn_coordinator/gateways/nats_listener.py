@@ -97,7 +97,10 @@ class NatsListener:
             return
         if not self._may_speak():
             return  # whoever has the run by now answers
-        number = self._numbers.setdefault(gateway, self._first + len(self._numbers))
+        if gateway not in self._numbers:
+            self._numbers[gateway] = self._first + len(self._numbers)
+            logger.info("the bus: gateway %d is %s", self._numbers[gateway], gateway)
+        number = self._numbers[gateway]
         offered = BusOffered(wanted.bus, self._engine, self._epoch, number)
         line.publish(self._place.subjects.welcome(gateway), msgspec.msgpack.encode(offered))
 

@@ -9,9 +9,10 @@ from typing import NamedTuple
 from fleetlearn_protocol.errors import Code, in_words
 
 from fleetlearn_coordinator.gateways.nats_line import BusError, NatsLine, open_line
-from fleetlearn_coordinator.gateways.nats_subjects import Subjects
+from fleetlearn_coordinator.gateways.nats_subjects import Subjects, subjects_of
 from fleetlearn_coordinator.network.peer_log import logger
 from fleetlearn_coordinator.plan.bus_settings import NatsSettings
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 
 RETRY = 0.1, 2.0
 """Seconds between tries to connect to a server: at first, and at most."""
@@ -27,6 +28,14 @@ class NatsPlace(NamedTuple):
     subjects: Subjects
 
 
+def place_of(service: ServiceSettings, run: str) -> NatsPlace | None:
+    """Return where the bus of a run is, by the name of its plan; None: the service has none."""
+    if service.bus is None:
+        return None
+    settings = service.nats or NatsSettings()
+    return NatsPlace(service.bus, settings, subjects_of(settings.prefix, run))
+
+
 async def check_place(place: NatsPlace, name: str) -> None:
     """Connect once. Raises BusError where another try would end in the same way; a server that is
     not there may come."""
@@ -36,6 +45,25 @@ async def check_place(place: NatsPlace, name: str) -> None:
         if error.code is not Code.BUSY:
             raise
     else:
+        await line.close()
+
+
+async def try_place(place: NatsPlace, gateway: str | None) -> str:
+    """Connect, and look whether this process may hear what it must. Returns what was found, for
+    people. ``gateway``: a gateway's name; None: for an engine process. Raises BusError."""
+    base = place.subjects
+    heard = [base.hello("*"), base.up("*", "*", "*")]
+    if gateway is not None:
+        heard = [base.engine, base.welcome(gateway), base.down(gateway, "*", "*")]
+    line = await open_line(place.addresses, "fleetlearn doctor", place.settings)
+    try:
+        for subject in heard:
+            await line.subscribe(subject, lambda subject, content: None)
+        await line.flush()
+        if line.over.is_set():
+            raise BusError(Code.BAD_MESSAGE, f"{line.address}: {line.why}: {line.cause}")
+        return f"{line.address}: NATS {line.version}; may hear {', '.join(heard)}"
+    finally:
         await line.close()
 
 

@@ -93,6 +93,8 @@ class GatewayHello(WireMessage, frozen=True, tag=1):
     """Its ``WIRE`` (wire_version.py)."""
     oldest: int = 1
     """Its ``OLDEST``."""
+    apart: bool = False
+    """Whether it is on another machine: bytes go through the object store."""
 
 
 class AskAdmission(WireMessage, frozen=True, tag=2):
@@ -260,6 +262,13 @@ class Setup(WireMessage, frozen=True, tag=1):
     """The folder of partial sums, whose files are named by their numbers."""
     wire: int = 1
     """The version that is spoken on this bus."""
+    objects: str = ""
+    """For a gateway that is apart: the URL below which the run's objects are. It needs none of the
+    folders."""
+    stored_bundles: tuple[str, ...] = ()
+    """The bundles' SHA-256. Their files are served as objects."""
+    first_put: int = 0
+    """The first number of the updates that it puts (storage/arrived.py)."""
 
 
 class Admission(WireMessage, frozen=True, tag=2):

@@ -38,9 +38,17 @@ class NatsSettings(Section, frozen=True, kw_only=True):
     """What all subjects begin with."""
 
 
-def check_bus(bus: str | None, nats: NatsSettings | None, blobs: str | None) -> None:
-    """Raise ValueError where these keys cannot be used together."""
+def check_bus(
+    bus: str | None, nats: NatsSettings | None, blobs: str | None, *, is_gateway: bool
+) -> None:
+    """Raise ValueError where these keys cannot be used together. ``is_gateway``: the file has
+    [gateway]."""
     if bus is None:
+        if is_gateway:
+            raise ValueError(
+                "[gateway] is for a gateway on another machine, which reaches the run over the "
+                'bus: add bus = "nats://..."'
+            )
         if nats is not None:
             raise ValueError('[nats] is about the bus, which is missing: add bus = "nats://..."')
         return
@@ -51,7 +59,7 @@ def check_bus(bus: str | None, nats: NatsSettings | None, blobs: str | None) -> 
             "tls://nats.example.org:4222 with TLS, or several with commas between them. Names and "
             "passwords do not go into it: [nats] names the files that have them"
         )
-    if blobs is None:
+    if blobs is None and not is_gateway:
         raise ValueError(
             "bus needs blobs: gateways on other machines put updates into an object store, and "
             'fetch models from there. Add blobs = "s3://bucket/folder"'

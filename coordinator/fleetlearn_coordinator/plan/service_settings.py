@@ -21,8 +21,10 @@ from fleetlearn_protocol.paths import in_home
 from msgspec import Meta
 from msgspec.structs import replace
 
+from fleetlearn_coordinator.plan.bus_settings import NatsSettings, check_bus
 from fleetlearn_coordinator.plan.canary_settings import CanarySettings
 from fleetlearn_coordinator.plan.content_settings import ContentSettings
+from fleetlearn_coordinator.plan.gateway_settings import GatewaySettings
 from fleetlearn_coordinator.plan.toml_errors import (
     Positive,
     Section,
@@ -247,6 +249,10 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     blobs: str | None = None
     """URL in an object store, such as s3://BUCKET/FOLDER, where runs that begin here keep models
     and accepted updates. Default: in their data directories. A run stays where it began."""
+    bus: str | None = None
+    """Address of a NATS server, over which gateways on other machines reach the run,
+    docs/operate/nats.md: nats://HOST:4222, or tls://. Several, with commas between them: the first
+    that answers. Default: gateways of this machine alone."""
     runs: Path | None = None
     """Folder of the runs that this coordinator serves, which `fleetlearn-coordinator run` adds.
     Default: it serves the one plan that it is started with."""
@@ -265,6 +271,10 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     """Default: nobody is told."""
     traces: TraceSettings | None = None
     """Default: no traces."""
+    nats: NatsSettings | None = None
+    """As whom this process speaks on the bus. Default: as nobody in particular."""
+    gateway: GatewaySettings | None = None
+    """Default: this file is not for a gateway on another machine."""
     canary: CanarySettings | None = None
     """How canaries go, unless one is begun otherwise."""
 
@@ -337,6 +347,8 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                 "alerts": AlertSettings,
                 "traces": TraceSettings,
                 "canary": CanarySettings,
+                "nats": NatsSettings,
+                "gateway": GatewaySettings,
             }
             refuse_unknown(raw, "service file", cls, tables, hidden=())
             settings = read_tables(raw, "service file", cls, paths_from(Path(base)))
@@ -361,6 +373,8 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                     "gs://bucket/folder or az://container/folder. Keys and passwords do not go "
                     "into it: the environment has them, such as AWS_SECRET_ACCESS_KEY"
                 )
+            is_gateway = settings.gateway is not None
+            check_bus(settings.bus, settings.nats, settings.blobs, is_gateway=is_gateway)
             if settings.admin is not None:
                 _check_admin(settings, settings.admin)
             if settings.page is not None:

@@ -14,7 +14,7 @@ import resource
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -401,6 +401,27 @@ def check_gateways(service: ServiceSettings) -> Checks:
         yield CheckView("gateways", WARNING, text, do)
     else:
         yield CheckView("gateways", GOOD, text)
+
+
+def check_bus(service: ServiceSettings, plans: Iterable[str]) -> Checks:
+    """Check that the bus can be reached, and that this process may hear what it must: as a gateway,
+    or as the engine process of each of these plans."""
+    if service.bus is None:
+        return
+    # It brings asyncio: others need not wait for it.
+    import asyncio
+
+    from fleetlearn_coordinator.gateways.nats_place import place_of, try_place
+
+    gateway = None if service.gateway is None else service.gateway.own_name
+    for run in plans if service.gateway is None else (service.gateway.run,):
+        place = place_of(service, run)
+        assert place is not None
+        try:
+            yield CheckView("bus", GOOD, asyncio.run(try_place(place, gateway)))
+        except FleetError as error:
+            do = "mend the server's configuration, bus or [nats]: docs/operate/nats.md"
+            yield CheckView("bus", BAD, error.text, do)
 
 
 def check_files(service: ServiceSettings, plan: Plan | None) -> CheckView:

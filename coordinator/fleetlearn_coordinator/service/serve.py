@@ -265,8 +265,8 @@ def _make_host(
     identities: Identities | None,
     stopping: Callable[[], bool],
 ) -> Host | EngineHost:
-    if service.gateways:  # they have the connections, and look who may connect
-        return EngineHost(service, service.gateways, plan.data_dir, stopping)
+    if service.gateways or service.bus:  # they have the connections, and look who may connect
+        return EngineHost(service, service.gateways, plan.data_dir, stopping, plan.name)
     files = most_spool_files(service.uploads, plan.updates_kept) + page_descriptors(service)
     files += content_descriptors(service)
     places = process_settings.places(service.max_connections, files=files)

@@ -23,7 +23,7 @@ from fleetlearn_coordinator.network.host import Host, spread
 from fleetlearn_coordinator.plan.gateway_rules import check_gateways
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.scaled_plan import scale_plan
-from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.canary.about import about_of
@@ -93,6 +93,9 @@ async def hosting(
     assert service.runs is not None
     if service.gateways:
         check_gateways(service)
+    if service.bus is not None:
+        text = "bus does not go with runs: it is about one plan. Leave bus out, or serve one plan"
+        raise ServiceError(Code.BAD_MESSAGE, text)
     with closing(Runs(service.runs)) as wanted, wanted.lock():
         identities = None if service.identities is None else open_identities(service.identities)
         try:

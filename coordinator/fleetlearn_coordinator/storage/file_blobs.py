@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from fleetlearn_coordinator.storage.arrived import is_arrived
 from fleetlearn_coordinator.storage.blobs import PARAMETERS, PART_BYTES, Tensors
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.file_bytes import FileBytes
@@ -137,11 +138,17 @@ class FileBlobs(FileModels):
         return number
 
     def reserve_spool_file(self, number: int) -> None:
+        if is_arrived(number):  # a file alone, in a copy of a run that has it as an object
+            return
         while len(self._spool) <= number:
             self._add_spool_file()
         self._free.remove(number)
 
     def free_spool_file(self, number: int) -> None:
+        if is_arrived(number):
+            self._check()
+            self._spool_path(number).unlink(missing_ok=True)
+            return
         # first: the next upload must not be taken for this one
         self.drop_checkpoint(number)
         self._free.append(number)
@@ -223,9 +230,13 @@ class FileBlobs(FileModels):
     def read_spool_file(
         self, number: int, size: int, begin: int = 0, part_bytes: int = PART_BYTES
     ) -> Iterator[memoryview]:
+        path = self._spool_path(number)
         with named_errors(self.where_spool_file, number):
-            path = self._spool_path(number)
-            yield from read_parts(self._spool[number], path, size, begin, part_bytes)
+            if is_arrived(number):
+                with path.open("rb", buffering=0) as file:
+                    yield from read_parts(file.fileno(), path, size, begin, part_bytes)
+            else:
+                yield from read_parts(self._spool[number], path, size, begin, part_bytes)
 
     def settle_spool_files(self, sizes: Mapping[int, int]) -> None:
         for number in sizes if self._power else ():

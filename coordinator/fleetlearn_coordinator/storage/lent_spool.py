@@ -10,7 +10,7 @@ is the file's inode number, which no other file has while somebody has this one 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -25,6 +25,7 @@ from fleetlearn_coordinator.storage.file_blobs import (
     spool_path,
     write_all,
 )
+from fleetlearn_coordinator.storage.served_objects import ServedObjects
 
 
 @runtime_checkable
@@ -68,6 +69,31 @@ class LendableSpool(Protocol):
 
     def drop_checkpoint(self, number: int) -> None:
         """Remove the checkpoint that was found. Raises OSError."""
+
+
+@runtime_checkable
+class ArrivedSpool(LendableSpool, Protocol):
+    """What ``storage/object_blobs.py::ObjectBlobs`` has beside ``LendableSpool``."""
+
+    served: ServedObjects
+
+    @property
+    def generation(self) -> int:
+        """The generation of this coordinator: above those of all before it."""
+
+    @property
+    def where_objects(self) -> str:
+        """The URL below which the run's objects are."""
+
+    def take_arrived(self, number: int) -> None:
+        """An update is there as an object, which is needed until ``free_spool_file``."""
+
+    def check_owner(self) -> None:
+        """Raise StoreError where another coordinator may have the run by now."""
+
+    def drop_orphans(self, live: Container[int]) -> None:
+        """Remove what arrived and does not count. ``live``: numbers that a gateway may be using.
+        Waits for the store; may be called in any thread. Raises StoreUnavailableError."""
 
 
 class LentSpool:

@@ -13,6 +13,8 @@ import fcntl
 import os
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fleetlearn_protocol.errors import Code
@@ -40,6 +42,21 @@ def lock(path: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         time.sleep(random.uniform(0.0, 0.002))
     return descriptor
+
+
+@contextmanager
+def locked_folder(folder: Path, user: str) -> Iterator[None]:
+    """Within the block, use a folder that one process uses at a time. ``user``: what may use it, in
+    words. Raises StoreError (busy)."""
+    try:
+        descriptor = lock(folder / LOCK)
+    except StoreError:
+        text = f"{folder} is in use by another {user}; stop that one, or name another folder"
+        raise StoreError(Code.BUSY, text) from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_locked(path: Path) -> bool:

@@ -9,14 +9,15 @@ another data directory, is thrown away before it is used.
 
 The objects: ``uploads/slot-NNNN.G``, accepted updates; ``sums/a.G`` and ``sums/b.G``, the
 aggregator's state in turns, and ``sums/begun``; ``models/vNNNNNNNN.safetensors.G``; ``owner``. G is
-the generation of the coordinator that wrote it (object_generations.py). ``served/SHA256`` is what
-devices may fetch (served_objects.py).
+the generation of the coordinator that wrote it (object_generations.py). ``arrived/NUMBER`` are
+updates that gateways on other machines put there (arrived.py). ``served/SHA256`` is what devices
+may fetch (served_objects.py).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -25,10 +26,11 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 
-from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.frames import Buffer
 from numpy.typing import NDArray
 
+from fleetlearn_coordinator.storage.arrived import ARRIVED, arrived_key, first_number, is_arrived
 from fleetlearn_coordinator.storage.blobs import PARAMETERS, PART_BYTES, Tensors
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.file_blobs import (
@@ -135,6 +137,8 @@ class ObjectBlobs(FileBlobs):
         store."""
         self._begun: set[int] = set()
         """Spool files with uploads that an earlier process began: their bytes are here alone."""
+        self._arrived: set[int] = set()
+        """Numbers of accepted updates that gateways on other machines put into the store."""
         self._writers = ThreadPoolExecutor(AT_A_TIME, "objects")
 
     def close(self) -> None:
@@ -144,6 +148,9 @@ class ObjectBlobs(FileBlobs):
     # --- spool files ---
 
     def reserve_spool_file(self, number: int) -> None:
+        if is_arrived(number):
+            self._arrived.add(number)
+            return
         super().reserve_spool_file(number)
         if number not in self._begun:
             self._to_fetch.add(number)
@@ -155,6 +162,11 @@ class ObjectBlobs(FileBlobs):
         return found
 
     def free_spool_file(self, number: int) -> None:
+        if is_arrived(number):
+            self._arrived.discard(number)
+            super().free_spool_file(number)
+            self._writers.submit(self._remove_arrived, number)
+            return
         self._to_fetch.discard(number)
         self._begun.discard(number)
         super().free_spool_file(number)
@@ -166,7 +178,10 @@ class ObjectBlobs(FileBlobs):
     def read_spool_file(
         self, number: int, size: int, begin: int = 0, part_bytes: int = PART_BYTES
     ) -> Iterator[memoryview]:
-        if number in self._to_fetch:
+        if is_arrived(number):
+            if not self._spool_path(number).exists():
+                self.objects.objects.fetch(arrived_key(number), self._spool_path(number))
+        elif number in self._to_fetch:
             self._to_fetch.discard(number)
             self._fetch_spool_file(number)
         return super().read_spool_file(number, size, begin, part_bytes)
@@ -182,6 +197,7 @@ class ObjectBlobs(FileBlobs):
         fetched.unlink()
 
     def settle_spool_files(self, sizes: Mapping[int, int]) -> None:
+        sizes = {number: size for number, size in sizes.items() if not is_arrived(number)}
         super().settle_spool_files(sizes)
         list(self._writers.map(self._put_spool_file, sizes, sizes.values()))
 
@@ -192,7 +208,43 @@ class ObjectBlobs(FileBlobs):
         self._check()
         self.objects.put(_spool_key(number), content)
 
+    # Objects that gateways on other machines put (arrived.py)
+
+    @property
+    def generation(self) -> int:
+        return self.objects.generation
+
+    @property
+    def where_objects(self) -> str:
+        return self.objects.objects.where
+
+    def take_arrived(self, number: int) -> None:
+        self._arrived.add(number)
+
+    def check_owner(self) -> None:
+        self._check()
+
+    def drop_orphans(self, live: Container[int]) -> None:
+        found = (int(key) for key in self.objects.objects.keys(ARRIVED) if key.isdecimal())
+        needed = self._arrived
+        newer = first_number(self.generation + 1, 0)  # of whoever has the run after this process
+        orphans = [n for n in found if n < newer and n not in needed and n not in live]
+        self._check()
+        self.objects.objects.remove(map(arrived_key, orphans))
+        for path in (self.folder / UPLOADS).glob("slot-*"):
+            number = path.name.removeprefix("slot-")
+            is_copy = number.isdecimal() and is_arrived(int(number))
+            if is_copy and int(number) not in self._arrived:
+                path.unlink(missing_ok=True)
+
+    def _remove_arrived(self, number: int) -> None:
+        with suppress(FleetError):  # it is an orphan then
+            self._check()
+            self.objects.objects.remove([arrived_key(number)])
+
     def where_spool_file(self, number: int) -> str:
+        if is_arrived(number):
+            return self.objects.objects.name(arrived_key(number))
         return f"{self._spool_path(number)} ({self.objects.name(_spool_key(number))})"
 
     # --- the aggregator's state ---

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from fleetlearn_coordinator.plan.bus_settings import NatsSettings
 from fleetlearn_coordinator.plan.canary_settings import CanarySettings
 from fleetlearn_coordinator.plan.content_settings import ContentSettings
+from fleetlearn_coordinator.plan.gateway_settings import GatewaySettings
 from fleetlearn_coordinator.plan.service_settings import (
     Admin,
     AlertSettings,
@@ -55,6 +57,9 @@ def test_the_example_has_every_key_with_its_default() -> None:
         is values.pop("alerts")
         is values.pop("traces")
         is values.pop("canary")
+        is values.pop("bus")
+        is values.pop("nats")
+        is values.pop("gateway")
         is None
     )
     assert values.pop("page") is None
@@ -62,6 +67,7 @@ def test_the_example_has_every_key_with_its_default() -> None:
     assert re.search(r"^# runs = ", text, re.MULTILINE)
     assert re.search(r"^# ledger = ", text, re.MULTILINE)
     assert re.search(r"^# blobs = ", text, re.MULTILINE)
+    assert re.search(r"^# bus = ", text, re.MULTILINE)
     canary = re.search(r"(?s)# \[canary\](.*?)\n\n", text)
     assert canary is not None
     keys_of_canary = re.findall(r"(?m)^# (\w+ = [^#]*)", canary[1])
@@ -69,7 +75,10 @@ def test_the_example_has_every_key_with_its_default() -> None:
         tomllib.loads("\n".join(keys_of_canary)), CanarySettings
     )
     assert len(keys_of_canary) == len(CanarySettings.__struct_fields__)
-    sections = (Tls, Admin, MetricsPort, ContentSettings, AlertSettings, TraceSettings, Page)
+    sections = (
+        *(Tls, Admin, MetricsPort, ContentSettings, AlertSettings, TraceSettings, Page),
+        *(NatsSettings, GatewaySettings),
+    )
     keys = [key for section in sections for key in section.__struct_fields__]
     assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in keys)
     defaults = {
@@ -207,3 +216,47 @@ def test_an_object_store_is_named_without_keys(url: str) -> None:
     with pytest.raises(ServiceError, match="s3://bucket/folder") as refused:
         ServiceSettings.read({"blobs": url})
     assert "secret" not in refused.value.text
+
+
+STORE = 'blobs = "s3://bucket/fleet"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('bus = "nats://me:secret@host"\n' + STORE, "bus takes the address of a NATS server"),
+        ('bus = "http://host:4222"\n' + STORE, "bus takes the address of a NATS server"),
+        ('bus = "nats://a:4222,b:4222"\n' + STORE, "several with commas"),
+        ('bus = "nats://host:4222"\n', "bus needs blobs"),
+        ('[nats]\nprefix = "a"\n', r"\[nats\] is about the bus, which is missing"),
+        ('[gateway]\nrun = "digits"\n', r"\[gateway\] .* add bus"),
+        ('[nats]\nuser = "me"\n', "nats.user and nats.password_file go together"),
+        ('[nats]\ncertificate = "me.pem"\n', "nats.certificate and nats.key go together"),
+        ('[nats]\ntoken_file = "a"\ncredentials = "b"\n', "more than one of user"),
+        ('[nats]\nca = "ca.pem"\n', "write tls://"),
+        ('[nats]\nprefix = "a.*"\n', "prefix"),
+        ('[gateway]\nrun = "digits"\nname = "a.b"\n', "name"),
+        ("[gateway]\n", "run"),
+    ],
+)
+def test_a_bus_that_cannot_be_used(tmp_path: Path, text: str, why: str) -> None:
+    alone = "is missing" in why or "add bus" in why
+    if text.startswith("[") and not alone:
+        text = 'bus = "nats://host"\n' + STORE + text
+    refused = refusal(tmp_path, text)
+    assert re.search(why, refused), refused
+    assert "secret" not in refused
+
+
+def test_a_bus() -> None:
+    raw = {
+        "bus": "tls://a.example.org:4222,tls://[::1]:4222",
+        "nats": {"user": "berlin", "password_file": "password", "ca": "ca.pem"},
+        "gateway": {"run": "digits.v2"},
+    }
+    settings = ServiceSettings.read(raw, "/etc/fleet")
+    assert settings.nats is not None
+    assert settings.nats.password_file == Path("/etc/fleet/password")
+    assert settings.gateway is not None
+    assert settings.gateway.data_dir == Path("gateway")
+    assert re.fullmatch("[A-Za-z0-9_-]{1,64}", settings.gateway.own_name)

@@ -1,0 +1,109 @@
+"""The spool of a gateway on another machine: files of its own, whose complete updates it puts into
+the run's object store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from fleetlearn_protocol.frames import Buffer
+from fleetlearn_protocol.messages import Part
+
+from fleetlearn_coordinator.conversation.begun import (
+    BegunUpload,
+    BegunUploads,
+    are_here,
+    decode_begun,
+)
+from fleetlearn_coordinator.gateways.remote_spool import RemoteSpool
+from fleetlearn_coordinator.gateways.wire import LentFile
+from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+
+LONGEST = 3600.0
+"""Seconds that what is here of an upload whose connection broke is kept."""
+
+
+class OwnSpool(RemoteSpool):
+    """A ``Spool``. No other process writes these files: nothing is lent, and nothing is lost."""
+
+    def __init__(self, folder: Path, uploads: int) -> None:
+        """``folder``: this gateway's own, which is made. ``uploads``: how many arrive at a time at
+        most. Takes up what an earlier process has of uploads. Raises OSError."""
+        super().__init__()
+        folder.mkdir(parents=True, exist_ok=True)
+        # as many as have a place, lost their place, and are begun
+        self.files = FileBlobs(folder, spool_files=3 * uploads + 1)
+        self._loop = asyncio.get_running_loop()
+        self._kept_at: dict[str, float] = {}
+        """Task -> when the beginning of its upload was kept."""
+        self._begun = BegunUploads(uploads, self.files.free_spool_file)
+        for number, content in sorted(self.files.checkpoints().items()):
+            begun = decode_begun(content)
+            if begun is None or begun.spool_file != number:
+                self.files.drop_checkpoint(number)
+                continue
+            self.files.reserve_spool_file(number)
+            if are_here(begun, self.files.read_spool_file):
+                self.keep(begun)
+            else:
+                self.files.free_spool_file(number)
+
+    # The beginnings of uploads
+
+    def keep(self, begun: BegunUpload) -> None:
+        """The connection that brought this is gone."""
+        self._kept_at[begun.task] = self._loop.time()
+        self._begun.keep(begun)
+
+    def take_begun(self, task: str, parts: tuple[Part, ...]) -> BegunUpload | None:
+        """Return what is here of an update with these parts, which is the caller's then."""
+        self._kept_at.pop(task, None)
+        return self._begun.take(task, parts)
+
+    def sweep(self) -> None:
+        """Drop beginnings that nobody went on with."""
+        oldest = self._loop.time() - LONGEST
+        if any(at < oldest for at in self._kept_at.values()):
+            self._kept_at = {task: at for task, at in self._kept_at.items() if at >= oldest}
+            self._begun.forget(self._kept_at)
+
+    # What the engine process lends others
+
+    def find(self, folder: Path) -> None:
+        """The engine process's files are somewhere else."""
+
+    def lend(self, files: Iterable[LentFile]) -> None:
+        """Nothing is lent to this gateway."""
+
+    def adopt(self, file: LentFile) -> bool:
+        return False
+
+    def held(self) -> tuple[LentFile, ...]:
+        return ()
+
+    def lose(self, numbers: Collection[int]) -> None:
+        """Nothing is lost."""
+
+    def gave(self, number: int) -> None:
+        """An update was saved. Its spool file is free already."""
+
+    def close(self) -> None:
+        self.files.close()
+
+    # As conversations see it
+
+    def has_room(self) -> bool:
+        return self.files.has_room()
+
+    def take_spool_file(self) -> int:
+        return self.files.take_spool_file()
+
+    def free_spool_file(self, number: int) -> None:
+        self.files.free_spool_file(number)
+
+    def write_spool_file(self, number: int, offset: int, content: Buffer) -> None:
+        self.files.write_spool_file(number, offset, content)
+
+    def write_checkpoint(self, number: int, content: bytes) -> None:
+        self.files.write_checkpoint(number, content)

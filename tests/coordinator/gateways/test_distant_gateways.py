@@ -1,0 +1,247 @@
+"""A run behind gateways on other machines: folders of their own, a NATS server, an object store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import pytest
+from fleetlearn_coordinator import read_model
+from fleetlearn_coordinator.gateways.distant_gateway import distant_gateway_running, link_of
+from fleetlearn_coordinator.storage.arrived import arrived_key, first_number
+from fleetlearn_protocol.errors import FleetError
+from fleetlearn_protocol.frames import pack_chunks
+from fleetlearn_protocol.messages import Accepted, ComeBack, Grant, Held, Refused, Uploaded
+from gateways import DistantPlace, distant_fleet, distant_place
+from peers import PlanMaker, report_of, update_of
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DistantPlace]:
+    with distant_place(tmp_path_factory.mktemp("gateways")) as found:
+        yield found
+
+
+def run_async(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*args: Any, **named: Any) -> None:
+        async def within() -> None:
+            async with asyncio.timeout(60):
+                await test(*args, **named)
+
+        asyncio.run(within())
+
+    return run
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@run_async
+async def test_a_round_over_two_gateways(make_plan: PlanMaker, place: DistantPlace) -> None:
+    """Its model is that of one process, bit for bit."""
+    plan = make_plan(round__goal=2, round__over_selection=1, stop__rounds=2)
+    async with distant_fleet(plan, place) as behind:
+        a, b = await behind.join("a", 0), await behind.join("b", 1)
+        for value in (1.0, 2.0):
+            task = await a.task()
+            model = await a.fetch(task.vectors[0].sha256)
+            assert len(model) == task.vectors[0].size
+            assert isinstance(await a.upload(task, update_of(value)), Accepted)
+            assert isinstance(await b.upload(await b.task(), update_of(3 * value)), Accepted)
+        assert (await a.expect(ComeBack)).reason == "finished"
+        assert await behind.server.done == "2 rounds done"
+    version, model = read_model(plan.data_dir)
+    assert version == 2
+    np.testing.assert_allclose(model, np.linspace(-1, 1, len(model), dtype=np.float32) + 6, 1e-6)
+
+
+@run_async
+async def test_the_engine_ends_while_devices_train_upload_and_wait(
+    make_plan: PlanMaker, place: DistantPlace
+) -> None:
+    """Devices notice nothing but a pause, also where the next engine has another data directory:
+    what was acknowledged is in the object store."""
+    plan = make_plan(round__goal=3, round__over_selection=1, stop__rounds=1, round__deadline=60.0)
+    async with distant_fleet(plan, place) as behind:
+        a, b, c = [await behind.join(name, number % 2) for number, name in enumerate("abc")]
+        tasks = [await each.task() for each in (a, b, c)]
+        await b.send(report_of(tasks[1], update_of(2.0)))
+        grant = await b.expect(Grant)
+        first, *others = pack_chunks(grant.transfer, update_of(2.0).tobytes())
+        await b.send(first)
+        assert isinstance(await c.upload(tasks[2], update_of(3.0)), Accepted)
+        await behind.end_engine()
+        await a.send(report_of(tasks[0], update_of(1.0)))
+        for chunk in others:
+            await b.send(chunk)
+        await b.send(Uploaded(tasks[1].task))
+        d = await behind.join("d", 1, check_in=False)
+        checking_in = asyncio.create_task(d.check_in())
+        link = link_of(behind.gateways[1])
+        await until(lambda: len(link._to_save) == 1)
+        for file in (plan.data_dir / "uploads").iterdir():
+            file.unlink()
+        await behind.begin_engine()
+        assert isinstance(await b.expect(Accepted), Accepted)
+        await a.send_update(await a.expect(Grant), update_of(1.0))
+        await a.expect(Accepted)
+        await checking_in
+        assert (await d.expect(ComeBack)).reason == "finished"
+        await behind.server.done
+    version, model = read_model(plan.data_dir)
+    assert version == 1
+    np.testing.assert_allclose(model, np.linspace(-1, 1, len(model), dtype=np.float32) + 2, 1e-6)
+    await until(lambda: not behind.objects("arrived"))
+
+
+@run_async
+async def test_what_was_asked_when_the_bus_was_lost_is_asked_again(
+    make_plan: PlanMaker, place: DistantPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The update was saved, and the answer got lost: it counts once, and the device hears so."""
+    plan = make_plan(round__goal=2, stop__rounds=1, round__deadline=60.0)
+    async with distant_fleet(plan, place) as behind:
+        a, b = await behind.join("a", 0), await behind.join("b", 1)
+        task, other = await a.task(), await b.task()
+        (link,) = [
+            each for each in behind.server.host.gateways.values() if "a" in behind.devices_of(each)
+        ]
+        await a.send(report_of(task, update_of(1.0)))
+        grant = await a.expect(Grant)
+        monkeypatch.setattr(link._bus, "send", lambda batch: None)  # what it says gets lost
+        await a.send_update(grant, update_of(1.0))
+        await until(lambda: len(behind.server.engine.accepted) == 1)
+        link._bus.close()
+        await a.expect(Accepted)
+        assert len(behind.server.engine.accepted) == 1
+        assert isinstance(await b.upload(other, update_of(3.0)), Accepted)
+        await behind.server.done
+        await until(lambda: not behind.objects("arrived"))
+    _, model = read_model(plan.data_dir)
+    np.testing.assert_allclose(model, np.linspace(-1, 1, len(model), dtype=np.float32) + 2, 1e-6)
+
+
+@run_async
+async def test_an_upload_goes_on_where_its_beginning_is(
+    make_plan: PlanMaker, place: DistantPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the same gateway, also after its death; another one has nothing of it."""
+    monkeypatch.setattr("fleetlearn_coordinator.conversation.uploads.CHECKPOINT_BYTES", 1)
+    async with distant_fleet(make_plan(round__goal=1, round__deadline=60.0), place) as behind:
+        update = update_of(1.0)
+        a = await behind.join("a", 0)
+        task = await a.task()
+        await a.send(report_of(task, update))
+        first, *_ = pack_chunks((await a.expect(Grant)).transfer, update.tobytes())
+        await a.send(first)
+        upload = behind.gateways[0].devices["a"].conversation.upload
+        assert upload is not None
+        await until(lambda: upload.offset > 0)
+        begun = upload.offset
+        a.connection.transport.abort()
+        held = Held(task.task, task.round)
+        await until(lambda: "a" not in behind.gateways[0].devices)
+        elsewhere = await behind.join("a", 1, held=held)
+        await elsewhere.send(report_of(task, update))
+        assert (await elsewhere.expect(Grant)).offset == 0
+        await behind.end_gateway(0)
+        await behind.begin_gateway(0)
+        await behind.gateways[0].link.is_set_up.wait()
+        again = await behind.join("a", 0, held=held)
+        await again.send(report_of(task, update))
+        grant = await again.expect(Grant)
+        assert grant.offset == begun
+        await again.send_update(grant, update)
+        await again.expect(Accepted)
+        await until(lambda: behind.server.engine.version == 1)
+        assert not list(behind.folder(0).glob("uploads/*.begun"))
+
+
+@run_async
+async def test_a_gateway_dies(make_plan: PlanMaker, place: DistantPlace) -> None:
+    """Its devices are gone, and what it had acknowledged is not."""
+    async with distant_fleet(make_plan(round__goal=3, round__grace=60.0), place) as behind:
+        a, b, c = await behind.join("a", 0), await behind.join("b", 0), await behind.join("c", 1)
+        tasks = [await each.task() for each in (a, b, c)]
+        assert isinstance(await a.upload(tasks[0], update_of(1.0)), Accepted)
+        await b.send(report_of(tasks[1], update_of(1.0)))
+        await b.expect(Grant)
+        await behind.end_gateway(0)
+        await until(lambda: [*behind.server.host.devices] == ["c"])
+        assert len(behind.server.engine.accepted) == 1
+        held = Held(tasks[1].task, tasks[1].round)
+        b = await behind.join("b", 1, held=held)
+        assert isinstance(await b.upload(tasks[1], update_of(1.0)), Accepted)
+        assert isinstance(await c.upload(tasks[2], update_of(1.0)), Accepted)
+        await until(lambda: behind.server.engine.version == 1)
+        await behind.begin_gateway(0)
+
+
+@run_async
+async def test_an_object_that_does_not_count_is_removed(
+    make_plan: PlanMaker, place: DistantPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an update that is refused, by its gateway; of a gateway that died before it asked, by the
+    engine, and never one that counts."""
+    monkeypatch.setattr("fleetlearn_coordinator.gateways.engine_host.ORPHANS", 0.0)
+    plan = make_plan(round__goal=3, round__deadline=60.0, round__grace=60.0)
+    async with distant_fleet(plan, place) as behind:
+        a, b, c = [await behind.join(name, number % 2) for number, name in enumerate("abc")]
+        task, other, _ = [await each.task() for each in (a, b, c)]
+        assert isinstance(await a.upload(task, update_of(3e38)), Refused)
+        await until(lambda: not behind.objects("arrived"))
+        link = link_of(behind.gateways[0])
+        spool = behind.server.host.spool
+        alive = link._puts[77]
+        dead = first_number(spool.generation - 1, 0) + 77
+        link._objects.put(arrived_key(dead), b"of a gateway of an earlier engine")
+        await until(lambda: not behind.objects("arrived"))
+        link._objects.put(arrived_key(alive), b"of a gateway that will ask for it")
+        assert isinstance(await b.upload(other, update_of(1e-6)), Accepted)
+        await asyncio.sleep(2.5)
+        assert behind.server.engine.version == 0
+        assert len(behind.objects("arrived")) == 2
+        await behind.end_gateway(0)
+        await until(lambda: len(behind.objects("arrived")) == 1)
+        assert arrived_key(alive) not in behind.objects("arrived")
+        await behind.begin_gateway(0)
+
+
+@run_async
+async def test_two_runs_of_one_gateways_data_directory(
+    make_plan: PlanMaker, place: DistantPlace
+) -> None:
+    plan = make_plan()
+    async with distant_fleet(plan, place, 1) as behind:
+        settings = behind.place.gateway(plan, 0)
+        with pytest.raises(FleetError, match="is in use by another gateway"):
+            async with distant_gateway_running(settings):
+                raise AssertionError
+
+
+@run_async
+async def test_contents_that_were_published_are_copied_once(
+    make_plan: PlanMaker, place: DistantPlace
+) -> None:
+    """And those that are over are removed."""
+    async with distant_fleet(make_plan(round__goal=1), place, 1) as behind:
+        a = await behind.join("a", 0)
+        task = await a.task()
+        served = behind.folder(0) / "served"
+        newest = {each.sha256 for each in task.vectors}
+        assert {file.name for file in served.iterdir()} == newest
+        assert isinstance(await a.upload(task, update_of(1.0)), Accepted)
+        task = await a.task()
+        assert {file.name for file in served.iterdir()} == {each.sha256 for each in task.vectors}
+        bundle = await a.fetch(behind.server.run.bundle.sha256)
+        assert bundle
+        await behind.end_gateway(0)
+        await behind.begin_gateway(0)
+        await behind.gateways[0].link.is_set_up.wait()
