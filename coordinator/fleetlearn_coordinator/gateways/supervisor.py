@@ -87,6 +87,8 @@ async def _supervise(commands: Supervised) -> int:
                 gateway.close()
     if status is None:
         status = engine.process.returncode
+        if status == -signal.SIGTERM:  # it was still starting, and had nothing to end in order
+            status = 0
     return 1 if status is None or status < 0 else status
 
 

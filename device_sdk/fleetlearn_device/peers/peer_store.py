@@ -25,7 +25,7 @@ from fleetlearn_protocol.vector import Vector, checksum
 from fleetlearn_device.peers.record import PeerRecord
 from fleetlearn_device.storage.checked_json import checked_json, read_checked_json
 from fleetlearn_device.storage.errors import StateError, os_errors_as_state_errors
-from fleetlearn_device.storage.files import sync_folder, write_durably
+from fleetlearn_device.storage.files import sync_folder, sync_names, write_durably
 
 FOLDER = "peer"
 RECORD = "record.json"
@@ -59,6 +59,7 @@ class PeerStore:
         self.record = PeerRecord()
         with os_errors_as_state_errors(self.path):
             self.path.mkdir(exist_ok=True)
+            sync_names(self.path)
             stored = read_record(self.path)
             if stored is not None:
                 if stored.bundle != bundle:

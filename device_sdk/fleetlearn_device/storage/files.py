@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from fleetlearn_protocol.frames import Buffer
@@ -49,6 +50,18 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def sync_names(folder: Path) -> None:
+    """Make the names of a folder that may be new durable: its own, those of the folders above it on
+    its file system, and those in it."""
+    folder = folder.absolute()
+    device = folder.stat().st_dev
+    for each in (folder, *folder.parents):
+        if each.stat().st_dev != device:
+            break
+        with suppress(PermissionError):  # it was not made by this process
+            sync_folder(each)
 
 
 def allocate(path: Path, size: int) -> None:

@@ -44,6 +44,7 @@ from fleetlearn_protocol.paths import in_home
 from fleetlearn_device.storage.content_cache import ContentCache, bundles_by_use
 from fleetlearn_device.storage.directory_version import check_version
 from fleetlearn_device.storage.errors import StateError, os_errors_as_state_errors
+from fleetlearn_device.storage.files import sync_names
 from fleetlearn_device.storage.identity import read_name, read_or_make_name
 from fleetlearn_device.storage.kept_states import KeptStates
 from fleetlearn_device.storage.outbox import Outbox, read_report
@@ -98,6 +99,7 @@ class StateDirectory:
                 self.tied_vectors = TiedVectors(self.path / "tied")
                 self.update_counts = UpdateCounts(self.path / "updates.json")
                 self.outbox = Outbox(self.path / "pending", self.kept_states, self.tied_vectors)
+                sync_names(self.path)
         except BaseException:
             self.close()
             raise

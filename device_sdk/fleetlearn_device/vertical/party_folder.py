@@ -17,7 +17,7 @@ from fleetlearn_protocol.vertical.kept_part import (
 )
 
 from fleetlearn_device.storage.errors import os_errors_as_state_errors
-from fleetlearn_device.storage.files import write_durably
+from fleetlearn_device.storage.files import sync_names, write_durably
 
 log = logging.getLogger("fleetlearn.device")
 
@@ -47,6 +47,7 @@ class PartyFolder:
         self._folder = folder
         with os_errors_as_state_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            sync_names(folder)
 
     def known_rows(self, run: str, own: str) -> KnownRows | None:
         """Return what is known for this run and these rows, or None."""

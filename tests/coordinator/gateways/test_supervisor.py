@@ -62,6 +62,19 @@ def test_what_a_signal_kills_is_started_again(tmp_path: Path) -> None:
             os.kill(process(tmp_path, name) or 0, 0)
 
 
+def test_it_ends_well_before_the_engine_process_has_begun(tmp_path: Path) -> None:
+    """SIGTERM kills a Python that still imports what it will need."""
+
+    async def test() -> int:
+        importing = [sys.executable, "-S", "-c", "import os; os.read(0, 1)"]
+        supervising = asyncio.create_task(_supervise(Supervised(importing, [])))
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return await supervising
+
+    assert asyncio.run(test()) == 0
+
+
 @pytest.mark.slow
 def test_what_stays_stopped_is_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import subprocess
 import sys
 import time
@@ -128,3 +129,22 @@ def test_a_directory_that_the_version_before_left_is_used_further(tmp_path: Path
     state.outbox.drop("t1")
     assert not list((tmp_path / "pending").iterdir())
     state.close()
+
+
+def test_the_names_of_its_folders_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss of power may take names that were not synced, and all that is below them."""
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", note)
+    folder = tmp_path / "new" / "state"
+    StateDirectory(folder).close()
+    own = [path.stat().st_ino for path in (folder, folder.parent, tmp_path)]
+    begin = len(synced) - 1 - synced[::-1].index(own[0])
+    assert synced[begin : begin + 3] == own, "the last time, with all folders in it"
