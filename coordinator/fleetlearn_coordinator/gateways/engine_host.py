@@ -97,7 +97,7 @@ class EngineHost:
         """``folder``: the run's data directory. ``stopping``: returns whether the process was told
         to stop. ``name``: the plan's, by which the bus knows the run. Raises FleetError where a
         signing key cannot be used."""
-        self.heartbeat = service.heartbeat
+        self.heartbeat, self.region = service.heartbeat, service.region
         self.address = ""
         self.lag = LoopLag()
         self.ended = False
@@ -304,6 +304,7 @@ class EngineHost:
             earlier.link.say(wire.ReplaceDevice(earlier.connection, device.address))
         self.devices[device.name] = device
         device.link.devices[device.connection] = device
+        self.region = device.link.region
         self.run.port.join(check_in, self._loop.time())
 
     def gone(self, device: RemoteDevice) -> None:

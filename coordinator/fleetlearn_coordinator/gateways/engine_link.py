@@ -53,6 +53,8 @@ class GatewayConnections(Protocol):
     """The connections of the gateway: gateway_host.py."""
 
     address: str
+    region: str | None
+    """Of its devices. None: it has none."""
     devices: dict[str, ConnectionDriver]
 
     def replace(self, driver: ConnectionDriver, address: str) -> None:
@@ -247,6 +249,7 @@ class EngineLink:
                 WIRE,
                 OLDEST,
                 self.apart,
+                self._host.region,
             )
         )
         for message in asked:

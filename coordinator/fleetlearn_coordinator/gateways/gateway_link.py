@@ -50,6 +50,8 @@ class RunOfGateways(Protocol):
     ended: bool
     most: int
     """Devices that may be connected."""
+    region: str | None
+    """As in ``RunHost``."""
 
     def said_hello(self, link: GatewayLink, hello: wire.GatewayHello) -> None:
         """A gateway is there, or is there again."""
@@ -99,6 +101,8 @@ class GatewayLink:
         """Whether the gateway is on another machine."""
         self.wire = WIRE
         """The version that is spoken on this bus."""
+        self.region: str | None = None
+        """Of its devices, where a plan has regions. None: it has none."""
         self.devices: dict[int, RemoteDevice] = {}
         """Number of a connection -> its device, which has joined."""
         self.figures = NO_FIGURES
@@ -196,6 +200,7 @@ class GatewayLink:
             return
         self.wire = agreed
         self.number, self.process, self.apart = hello.gateway, hello.process, hello.apart
+        self.region = hello.region
         self._host.said_hello(self, hello)
         logger.info(
             "gateway %d (process %d) is there, with %d devices",
@@ -219,6 +224,7 @@ class GatewayLink:
 
     def _admit(self, check_in: CheckIn) -> Admitted | ComeBack:
         host = self._host
+        host.region = self.region
         answer: Admitted | ComeBack = here(host.run.port.admit(check_in))
         if (
             isinstance(answer, Admitted)

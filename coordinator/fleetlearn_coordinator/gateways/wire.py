@@ -95,6 +95,8 @@ class GatewayHello(WireMessage, frozen=True, tag=1):
     """Its ``OLDEST``."""
     apart: bool = False
     """Whether it is on another machine: bytes go through the object store."""
+    region: str | None = None
+    """Of its devices, where a plan has regions. None: it has none."""
 
 
 class AskAdmission(WireMessage, frozen=True, tag=2):

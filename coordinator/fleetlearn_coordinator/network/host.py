@@ -83,7 +83,7 @@ class Host:
         cannot be used."""
         self._gate = gate
         proven = Proven(service.max_connections)
-        self.heartbeat = service.heartbeat
+        self.heartbeat, self.region = service.heartbeat, service.region
         """Seconds between a device's signs of life."""
         self.uploads = Uploads(Places(service.uploads, service.least_rate, proven))
         self.downloads = Downloads(Places(service.downloads, service.least_rate, proven))

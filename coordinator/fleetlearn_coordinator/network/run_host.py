@@ -71,6 +71,9 @@ class RunHost(Protocol):
     """Where devices connect, as a URL. Empty before the host listens."""
     lag: LoopLag
     """How late the event loop of this process is."""
+    region: str | None
+    """The region of the gateway through which the device comes that is admitted or joins now, or of
+    this machine. None: it has none."""
 
     @property
     def turns(self) -> Turns | None:

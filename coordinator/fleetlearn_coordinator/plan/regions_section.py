@@ -14,13 +14,12 @@ from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES
 from fleetlearn_coordinator.aggregation.regional_round import RegionalWeights
+from fleetlearn_coordinator.plan.service_settings import RegionName
 from fleetlearn_coordinator.plan.toml_errors import Section
 from fleetlearn_coordinator.rounds.settings import RegionSettings, RegionsSettings
 
 MAX_REGIONS = 64
 """Each has a sum of the model's size in memory."""
-RegionName = Annotated[str, Meta(pattern=r"^[A-Za-z][-A-Za-z_0-9]{0,31}\Z")]
-"""Of a region: 1 to 32 letters, digits, ``_-``."""
 Patterns = Annotated[tuple[str, ...], Meta(max_length=100)]
 Goal = Annotated[int, Meta(ge=1, le=MAX_UPDATES)]
 Minimum = Annotated[int, Meta(ge=1)]

@@ -37,6 +37,8 @@ ORIGIN = r"[a-z][a-z0-9+.-]*://([a-z0-9_.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
 """What browsers send as the header Origin (RFC 6454, section 6.1), "null" excepted: every page can
 have that."""
 
+RegionName = Annotated[str, Meta(pattern=r"^[A-Za-z][-A-Za-z_0-9]{0,31}\Z")]
+"""Of a region: 1 to 32 letters, digits, ``_-``."""
 OBJECT_STORES = r"(s3|gs|az)://[^\s@]+"
 """An object store's URL: without keys."""
 
@@ -239,6 +241,10 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     gateways: Annotated[int, Meta(ge=0, le=64)] = 0
     """Processes that hold the devices' connections, for one that has the run,
     docs/operate/gateways.md. 0: the coordinator's one process has both."""
+    region: RegionName | None = None
+    """The region of the devices that connect to this process, or to the gateways that have this
+    file, where a plan has regions (docs/operate/regions.md). Default: a device's tags and its name
+    say where it is."""
     log_format: LogFormat = "text"
     """Of the log of ``fleetlearn-coordinator serve``: text for people, or a line of JSON for each
     record."""

@@ -235,7 +235,7 @@ class RunServer:
             )
         if why := self.run.members.policy.why_not(check_in):
             return why
-        if why := self.run.regions.why_not(check_in, None):
+        if why := self.run.regions.why_not(check_in, self.host.region):
             return why
         version = agreed_version(check_in)
         buffers = any(member.bundle.manifest.buffers for member in self.run.members.all)
@@ -273,7 +273,7 @@ class RunServer:
         self.run.members.policy.join(check_in)
         self.models.join(check_in)
         if self.run.selection is not None:
-            region = self.run.regions.region_of(check_in, None)
+            region = self.run.regions.region_of(check_in, self.host.region)
             stated = stated_in(check_in)._replace(region=region)
             self.run.selection.selection.stated[device] = stated
         for kind in {*check_in.exchanges} & self.run.exchanges.keys():

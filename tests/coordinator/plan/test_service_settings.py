@@ -54,6 +54,7 @@ def test_the_example_has_every_key_with_its_default() -> None:
         is values.pop("blobs")
         is values.pop("metrics")
         is values.pop("contents")
+        is values.pop("region")
         is values.pop("alerts")
         is values.pop("traces")
         is values.pop("canary")
@@ -65,6 +66,7 @@ def test_the_example_has_every_key_with_its_default() -> None:
     assert values.pop("page") is None
     assert re.search(r"^# identities = ", text, re.MULTILINE)
     assert re.search(r"^# runs = ", text, re.MULTILINE)
+    assert re.search(r"^# region = ", text, re.MULTILINE)
     assert re.search(r"^# ledger = ", text, re.MULTILINE)
     assert re.search(r"^# blobs = ", text, re.MULTILINE)
     assert re.search(r"^# bus = ", text, re.MULTILINE)
