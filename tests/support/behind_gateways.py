@@ -1,5 +1,6 @@
-"""A plugin of pytest: the coordinators of ``peers.fleet`` are behind two gateways, to which devices
-connect in turn. tests/coordinator/gateways/test_other_suites.py uses it."""
+"""A plugin of pytest: the coordinators of ``peers.fleet`` and ``several.several`` are behind two
+gateways, to which devices connect in turn. tests/coordinator/gateways/test_other_suites.py uses
+it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from typing import Any
 def pytest_sessionstart() -> None:
     # late: conftest.py sets what is read when numpy is imported
     import peers
-    from gateways import gateway_fleet
+    import several
+    from gateways import gateway_fleet, several_behind_gateways
 
     @asynccontextmanager
     async def fleet(plan: Any, **service: Any) -> Any:
@@ -24,3 +26,4 @@ def pytest_sessionstart() -> None:
             yield behind.server, join
 
     peers.fleet = fleet
+    several.several = several_behind_gateways

@@ -19,11 +19,13 @@ from fleetlearn_coordinator.gateways.gateway_host import GatewayHost
 from fleetlearn_coordinator.gateways.gateway_link import GatewayLink
 from fleetlearn_coordinator.service.serve import running
 from fleetlearn_coordinator.service.server import RunServer
+from fleetlearn_coordinator.service.several_runs import hosting
 from fleetlearn_coordinator.storage.object_store import Objects
 from fleetlearn_protocol.messages import PROTOCOL_NAME, Held
 from nats_server import nats_server
 from object_server import BUCKET, object_server
 from peers import Peer
+from several import Several
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
@@ -205,3 +207,40 @@ async def gateway_fleet(
         yield fleet
     finally:
         await fleet.close()
+
+
+class SeveralBehindGateways(Several):
+    """Several runs behind gateways, to which devices connect in turn."""
+
+    gateways: list[GatewayHost]
+    _count = 0
+
+    def address(self) -> str:
+        self._count += 1
+        return self.gateways[self._count % len(self.gateways)].address
+
+
+@asynccontextmanager
+async def several_behind_gateways(
+    folder: Path, gateways: int = 2, **service: Any
+) -> AsyncIterator[SeveralBehindGateways]:
+    """As ``several.several``; the host's connections are swept, and runs are looked at when a test
+    calls ``look``."""
+    given = {"port": 0, "runs": str(folder / "runs"), "gateways": gateways, **service}
+    settings = ServiceSettings.read(given)
+    assert settings.runs is not None
+    async with AsyncExitStack() as stack:
+        found = [
+            await stack.enter_async_context(
+                gateway_running(settings, number, gateways, settings.runs / SOCKET)
+            )
+            for number in range(gateways)
+        ]
+        runs = await stack.enter_async_context(hosting(settings))
+        await runs._stop_sweeping()
+        for gateway in found:
+            await gateway.link.is_set_up.wait()
+        behind = SeveralBehindGateways(folder, settings, runs)
+        behind.gateways = found
+        stack.callback(behind.close)
+        yield behind

@@ -65,8 +65,12 @@ class Several:
         await peer.check_in(**stated)
         return peer
 
+    def address(self) -> str:
+        """Where the next device connects."""
+        return self.hosted.host.address
+
     async def connect(self, name: str) -> Peer:
-        address = self.hosted.host.address
+        address = self.address()
         connection = await connect(
             address, subprotocols=[Subprotocol(PROTOCOL_NAME)], compression=None, max_size=None
         )

@@ -93,8 +93,9 @@ def serve(
         settings = ServiceSettings.load(file) if file else ServiceSettings()
         settings = settings.with_metrics_port(metrics_port).with_gateways(gateways)
         log_at(log_level, log_format or settings.log_format)
-        if several:
-            serve_runs(settings)
+        if several and (engine or not settings.gateways):
+            if serve_runs(settings, engine=engine) == REPLACED:
+                sys.exit(START_AGAIN)
         elif standby and settings.gateways:
             raise ServiceError(
                 Code.BAD_MESSAGE,
@@ -106,29 +107,39 @@ def serve(
                 sys.exit(START_AGAIN)
         elif settings.gateways:
             common = ["--gateways", str(settings.gateways), "--log-level", log_level]
-            common += [] if service is None else ["--service", str(service)]
             common += [] if log_format is None else ["--log-format", log_format]
-            own = ["--stay"] if stay else []
+            own = [] if service is None else ["--service", str(service)]
+            own += ["--stay"] if stay else []
             own += [] if metrics_port is None else ["--metrics-port", str(metrics_port)]
-            sys.exit(_supervise(Plan.load(plan), plan, settings, common, own))
+            folder = settings.runs if several else _folder_of(plan, settings)
+            assert folder is not None
+            socket = folder.absolute() / SOCKET
+            of_gateway = [*common, "--socket", str(socket)]
+            of_gateway += [] if file is None else ["--service", str(file)]
+            sys.exit(_supervise(plan, settings, [*common, *own], of_gateway))
         else:  # its last words are in the log
             serve_plan(Plan.load(plan), service=settings, stay=stay, standby=standby)
 
 
+def _folder_of(plan: Path, settings: ServiceSettings) -> Path:
+    """Return the data directory of a plan that this service can serve."""
+    loaded = Plan.load(plan)
+    check_alone(loaded, settings)
+    return loaded.data_dir
+
+
 def _supervise(
-    plan: Plan, file: Path, settings: ServiceSettings, common: Sequence[str], own: Sequence[str]
+    file: Path, settings: ServiceSettings, of_engine: Sequence[str], of_gateway: Sequence[str]
 ) -> int:
-    """Serve a plan by an engine process and gateways. ``common``: options for all of them;
-    ``own``: for the engine process. Returns the exit status."""
-    check_alone(plan, settings)
+    """Serve a plan, or the runs of a service, by an engine process and gateways, which have these
+    options. Returns the exit status."""
     if settings.tls is not None:
         Certificates(settings.tls)  # each gateway would say the same of files that cannot be used
     with held_port(settings.host, settings.port) as port:
-        bus = str(plan.data_dir.absolute() / SOCKET)
-        gateway = [*_program(), "gateway", *common, "--socket", bus, "--port", str(port)]
+        gateway = [*_program(), "gateway", *of_gateway, "--port", str(port)]
         return supervise(
             Supervised(
-                [*_program(), "serve", str(file), "--engine", *common, *own],
+                [*_program(), "serve", str(file), "--engine", *of_engine],
                 [gateway] * settings.gateways,
                 (settings.host, port),
             )

@@ -112,7 +112,7 @@ async def distant_gateway_running(service: ServiceSettings) -> AsyncIterator[Gat
                 host.end()
         link.close()
         await buses.close()
-        link.spool.close()
+        link.own.close()
 
 
 def link_of(host: GatewayHost) -> DistantLink:

@@ -28,6 +28,7 @@ from fleetlearn_coordinator.gateways.engine_link import (
 )
 from fleetlearn_coordinator.gateways.own_spool import OwnSpool
 from fleetlearn_coordinator.gateways.remote_port import RemotePort
+from fleetlearn_coordinator.gateways.remote_spool import RemoteSpool
 from fleetlearn_coordinator.gateways.stored_contents import StoredContents
 from fleetlearn_coordinator.network.peer_log import logger
 from fleetlearn_coordinator.storage.arrived import PUTS, arrived_key
@@ -90,7 +91,7 @@ class DistantLink(EngineLink):
         ``objects``: the URL below which the run's objects are, as this machine reaches it; None: as
         the engine process does. Raises OSError."""
         super().__init__(host, -1, process)
-        self.spool = self.own = OwnSpool(folder, uploads)
+        self.own = OwnSpool(folder, uploads)
         self.failure: asyncio.Future[None] = self._loop.create_future()
         """Gets an error that ends this gateway, and no other process."""
         self.apart = True
@@ -140,7 +141,10 @@ class DistantLink(EngineLink):
             self._fetching.cancel()
         self._writers.shutdown(wait=False, cancel_futures=True)
 
-    def fail(self, error: Exception) -> None:
+    def new_spool(self) -> RemoteSpool:
+        return self.own
+
+    def fail(self, error: Exception, run: str = "") -> None:
         """This gateway cannot go on. The run can: its devices connect to another."""
         if not self.failure.done():
             self.failure.set_exception(error)
@@ -267,7 +271,7 @@ class DistantLink(EngineLink):
             if asked is not None and isinstance(asked.message, wire.AskSave):
                 saving = self._saving.pop(asked.message.file)
                 if isinstance(message, wire.Answered):
-                    self.spool.free_spool_file(saving.spool_file)
+                    self.own.free_spool_file(saving.spool_file)
                 else:  # the conversation frees it
                     self._writers.submit(self._remove, asked.message.file)
         super().do(message)

@@ -1,5 +1,4 @@
-"""The devices of a run whose connections gateways hold: what the run sees of them in the engine
-process."""
+"""The devices whose connections gateways hold: what runs see of them in the engine process."""
 
 from __future__ import annotations
 
@@ -7,49 +6,43 @@ import asyncio
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import Self
 
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import CheckIn, FromCoordinator
 
-from fleetlearn_coordinator.aggregation.partial_sum import Adders
-from fleetlearn_coordinator.conversation.begun import BegunUpload, decode_begun
 from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT
 from fleetlearn_coordinator.conversation.port import Port, Spool
 from fleetlearn_coordinator.gateways import wire
 from fleetlearn_coordinator.gateways.bus import Bus
-from fleetlearn_coordinator.gateways.gateway_adders import CollectsSums, GatewayAdders
 from fleetlearn_coordinator.gateways.gateway_link import GatewayLink, RemoteDevice
-from fleetlearn_coordinator.gateways.lent_files import LentFiles, PutNumbers
+from fleetlearn_coordinator.gateways.lent_files import PutNumbers
 from fleetlearn_coordinator.gateways.local_bus import listen_locally
 from fleetlearn_coordinator.gateways.nats_listener import NatsListener
 from fleetlearn_coordinator.gateways.nats_place import place_of
-from fleetlearn_coordinator.gateways.published_files import PublishedFiles
+from fleetlearn_coordinator.gateways.run_behind import Gateways, RunBehind, name_of
 from fleetlearn_coordinator.network.driver import ServedRun
 from fleetlearn_coordinator.network.host import find_signer
 from fleetlearn_coordinator.network.loop_lag import LoopLag
 from fleetlearn_coordinator.network.output_gate import OutputGate
 from fleetlearn_coordinator.network.peer_log import logger
 from fleetlearn_coordinator.network.run_host import ConnectionsNow, GatewayNow, UploadsNow
+from fleetlearn_coordinator.network.several.turns import Turns
 from fleetlearn_coordinator.network.transfers.contents import Contents, Older
 from fleetlearn_coordinator.network.transfers.elsewhere import Elsewhere
 from fleetlearn_coordinator.network.transfers.find_elsewhere import elsewhere_of
 from fleetlearn_coordinator.network.transfers.store_publisher import StorePublisher
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings, share
-from fleetlearn_coordinator.storage.lent_spool import ArrivedSpool, LendableSpool
+from fleetlearn_coordinator.storage.lent_spool import ArrivedSpool
 from fleetlearn_coordinator.storage.served_objects import ServedObjects
-
-if TYPE_CHECKING:
-    from fleetlearn_coordinator.network.several.turns import Turns
 
 SOCKET = "gateways.sock"
 """The bus's socket, in the run's data directory."""
-CONTENTS = "served"
-"""The folder with what devices fetch, in the run's data directory."""
 LOOK = 0.1
 """Seconds between looks whether the process was told to stop, before the first gateway is there."""
 APART = 1000
@@ -62,29 +55,9 @@ GATEWAY_SILENT = 15.0
 """Seconds without a word of a gateway, after which it is lost: its devices connect to another."""
 
 
-@runtime_checkable
-class GivesUpdatesAway(Protocol):
-    """A run whose updates others may add."""
-
-    def let_add(self, adders: Adders, count: int) -> CollectsSums | None:
-        """Have these processes, of which there are ``count``, add the updates that they store.
-        Returns whom they tell; None: they are to add none."""
-
-
-@runtime_checkable
-class ReleasesUploads(Protocol):
-    """A run that keeps begun uploads."""
-
-    def release_upload(self, spool_file: int) -> bool:
-        """Part from the begun upload in this spool file, whose bytes go on coming. Returns whether
-        the run had it."""
-
-
 class EngineHost:
-    """A ``RunHost`` within a running event loop, for one run, whose devices are connected to
-    ``gateways`` gateways."""
-
-    turns: Turns | None = None
+    """A ``RunHost`` within a running event loop, for one run or ``several``, whose devices are
+    connected to ``gateways`` gateways."""
 
     def __init__(
         self,
@@ -93,10 +66,12 @@ class EngineHost:
         folder: Path,
         stopping: Callable[[], bool] = lambda: False,
         name: str = "",
+        *,
+        several: bool = False,
     ) -> None:
-        """``folder``: the run's data directory. ``stopping``: returns whether the process was told
-        to stop. ``name``: the plan's, by which the bus knows the run. Raises FleetError where a
-        signing key cannot be used."""
+        """``folder``: the run's data directory, or that of several runs, with the socket.
+        ``stopping``: returns whether the process was told to stop. ``name``: the plan's, by which
+        the bus knows the run. Raises FleetError where a signing key cannot be used."""
         self.heartbeat, self.region = service.heartbeat, service.region
         self.address = ""
         self.lag = LoopLag()
@@ -106,31 +81,27 @@ class EngineHost:
         self.devices: dict[str, RemoteDevice] = {}
         """Device -> its connection, once it has joined."""
         self.most = service.max_connections
-        self.files: LentFiles
-        self.adders: GatewayAdders
-        self.spool: LendableSpool
-        self._count, self._folder = gateways, folder
+        self.turns = Turns(self.tell) if several else None
+        """Which of several runs each device serves."""
+        self.runs: dict[str, RunBehind] = {}
+        """The runs that are served, by ``run`` of their messages."""
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets an error that none of several runs, and no device, caused."""
+        self._folder = folder
         # as many as a gateway's uploads with a place, and those that lost theirs
-        self._each = 2 * share(service.uploads, max(1, gateways)) + 1
+        each = 2 * share(service.uploads, max(1, gateways)) + 1
+        self._behind = Gateways(self.gateways, gateways, each)
         self._service, self._name = service, name
         self._listener: NatsListener | None = None
         """Where gateways on other machines come in."""
-        self._store: StorePublisher | None = None
-        """What those fetch for their devices."""
-        self._bundle_names: tuple[str, ...] = ()
         self._orphans = -ORPHANS
         """When ``sweep`` looked for objects that nobody needs."""
         self._buses: set[GatewayLink] = set()
         """All that are connected, with those that have not said hello."""
         self._content_settings = service.contents
-        self._urls: dict[str, str] = {}
-        """SHA-256 of a content -> where devices can fetch it in the object store."""
         self._stopping = stopping
         self._signer = find_signer(service.signing_keys)
-        self._published: PublishedFiles
         self._page: int | None = None
-        self._bundles: tuple[str, ...] = ()
-        self.run: ServedRun
         self._server: asyncio.AbstractServer | None = None
         self._first: asyncio.Event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -154,14 +125,27 @@ class EngineHost:
             link.close()
         if self._listener is not None:
             await self._listener.close()
-        if self._store is not None:
-            self._store.close()
+        for run in self.runs.values():
+            if run.store is not None:
+                run.store.close()
 
     def end(self) -> None:
         """Do nothing more, whatever gateways say."""
         self.ended = True
-        if hasattr(self, "adders"):
-            self.adders.close()
+        for run in self.runs.values():
+            run.adders.close()
+
+    def fail(self, error: Exception) -> None:
+        """End the only run, or the host of several, by an error that no device caused."""
+        self.failed(error, "" if self.turns is None else None)
+
+    def failed(self, error: Exception, run: str | None) -> None:
+        """End this run, or the whole host (None), by an error that no device caused."""
+        found = None if run is None else self.runs.get(run)
+        if found is not None:
+            found.served.failed(error)
+        elif run is None and not self.failure.done():
+            self.failure.set_exception(error)
 
     def serve_run(
         self,
@@ -171,30 +155,43 @@ class EngineHost:
         name: str = "",
         served: ServedObjects | None = None,
     ) -> ServedRun:
-        """Serve the run. Raises FleetError where its spool files cannot be lent."""
-        spool = port.spool
-        if not isinstance(spool, LendableSpool):
-            raise FleetError(
-                Code.BAD_MESSAGE, "gateways need the run's spool files in a folder of this machine"
-            )
-        self.spool = spool
-        releases = port.release_upload if isinstance(port, ReleasesUploads) else None
-        self.files = LentFiles(spool, self._each, releases)
-        bundles = tuple(bundles)
-        self._bundles = tuple(str(bundle.path.absolute()) for bundle in bundles)
-        self._published = PublishedFiles(self._folder / CONTENTS)
-        self.adders = GatewayAdders(self.gateways, self._folder)
-        if isinstance(port, GivesUpdatesAway):
-            self.adders.run = port.let_add(self.adders, self._count)
-        elsewhere = elsewhere_of(self._content_settings, served, bundles, self._urls_changed)
+        """Serve a run, whose devices may fetch these bundles: the only one, or one of several.
+        Raises FleetError where its spool files cannot be lent."""
+        key, bundles = name_of(port, several=self.turns is not None), tuple(bundles)
+        changed = partial(self._urls_changed, key)
+        elsewhere = elsewhere_of(self._content_settings, served, bundles, changed)
+        of_run = ServedRun(port, Contents(), failed, name, OutputGate(), elsewhere)
+        run = RunBehind(of_run, bundles, self._behind, key)
         if self._service.bus is not None:
-            self._store = self._publisher(spool, bundles, elsewhere)
-            self._bundle_names = tuple(bundle.sha256 for bundle in bundles)
-        self.run = ServedRun(port, Contents(), failed, name, OutputGate(), elsewhere)
-        return self.run
+            run.store = self._publisher(run.spool, bundles, elsewhere)
+            run.stored_bundles = tuple(bundle.sha256 for bundle in bundles)
+        self.runs[key] = run
+        for link in self.gateways.values():
+            run.set_up(link, [], self._page)
+        return of_run
+
+    def _urls_changed(self, key: str, urls: Mapping[str, str]) -> None:
+        run = self.runs.get(key)
+        if run is not None:
+            run.urls = {**urls}
+            self._say_to_all(run.contents())
+
+    def drop_run(self, served: ServedRun) -> None:
+        """The run, of several, is not served any more. Its devices were told."""
+        run = self._behind_of(served)
+        del self.runs[run.name]
+        run.adders.close()
+        self._say_to_all(wire.RunOver(run.name))
+
+    def _behind_of(self, served: ServedRun) -> RunBehind:
+        return next(run for run in self.runs.values() if run.served is served)
+
+    def run_of(self, task: str) -> RunBehind | None:
+        """Return the run of a task, if it is served here."""
+        return self.runs.get("" if self.turns is None else task.partition("-")[0])
 
     def _publisher(
-        self, spool: LendableSpool, bundles: Sequence[Bundle], elsewhere: Elsewhere
+        self, spool: object, bundles: Sequence[Bundle], elsewhere: Elsewhere
     ) -> StorePublisher | None:
         """Return what publishes for gateways on other machines; None: ``elsewhere`` does. Raises
         ServiceError."""
@@ -212,13 +209,12 @@ class EngineHost:
         """Let gateways in, and wait for the first of them, or until the process is told to stop:
         where gateways cannot start, none comes. Raises OSError, BusError."""
         if (place := place_of(self._service, self._name)) is not None:
-            spool = self.spool
-            assert isinstance(spool, ArrivedSpool)
+            spool = self._arrived()
             self._listener = NatsListener(
                 place, spool.generation, self._let_in, first=APART, may_speak=self._has_run
             )
             await self._listener.listen()
-        if self._count or self._listener is None:
+        if self._behind.wanted or self._listener is None:
             self._server = await listen_locally(self._folder / SOCKET, self._let_in)
         while not self._first.is_set() and not self._stopping():
             with suppress(TimeoutError):
@@ -226,12 +222,17 @@ class EngineHost:
 
     def _has_run(self) -> bool:
         """Return whether no other coordinator has the run, as far as this process knows."""
-        assert isinstance(self.spool, ArrivedSpool)
         try:
-            self.spool.check_owner()
+            self._arrived().check_owner()
         except FleetError:
             return False
         return not self.ended
+
+    def _arrived(self) -> ArrivedSpool:
+        """Return the spool of the only run, which has its bytes in an object store."""
+        spool = self.runs[""].spool
+        assert isinstance(spool, ArrivedSpool)
+        return spool
 
     def _let_in(self, bus: Bus) -> GatewayLink:
         link = GatewayLink(self, bus)
@@ -247,31 +248,18 @@ class EngineHost:
             earlier.close()
             self.lost(earlier)
         self.gateways[hello.gateway] = link
-        lost = self.files.claim(hello.gateway, hello.files + hello.asked)
-        spool, where, first_put = self.spool, "", 0
-        if hello.apart:
-            if not isinstance(spool, ArrivedSpool):
-                text = f"gateway {hello.gateway} is on another machine, and the run has no bus"
-                raise FleetError(Code.BAD_MESSAGE, text)
-            where, first_put = spool.where_objects, self.files.begin_puts(hello.gateway, spool)
-        probe = "?"
-        shown = self.run.port.shown(None, probe)
-        link.say(
-            wire.Setup(
-                self._bundles,
-                str(self._published.folder.absolute()),
-                str(self.spool.folder.absolute()),
-                tuple(lost),
-                self._page,
-                None if shown == probe else shown,
-                str(self.adders.folder),
-                link.wire,
-                where,
-                self._bundle_names if hello.apart else (),
-                first_put,
-            )
-        )
-        link.say(self._contents_now())
+        if self.turns is not None:
+            link.say(wire.SeveralRuns())
+            if self._page is not None:
+                link.say(wire.PageMayConnect(self._page))
+        held: dict[str, list[wire.LentFile]] = {}
+        for file in hello.files + hello.asked:
+            held.setdefault(file.run, []).append(file)
+        for gone in held.keys() - self.runs.keys():
+            link.say(wire.RunOver(gone))
+        for run in self.runs.values():
+            lost = run.files.claim(hello.gateway, held.get(run.name, []))
+            run.set_up(link, lost, self._page)
         self._lend(link)
         self.address = self.address or hello.address
         self._first.set()
@@ -286,15 +274,17 @@ class EngineHost:
             self._refused[cause] = self._refused.get(cause, 0) + count
         if self.ended:
             return
+        for run in list(self.runs.values()):
+            try:
+                run.gateway_lost(link.number)
+            except Exception as error:
+                run.served.failed(error)
         try:
-            for number in self.files.take_back_all(link.number):
-                self.keep(number)
             for device in list(link.devices.values()):
                 self.gone(device)
-            self.adders.lost(link.number)
             self.grant()
         except Exception as error:
-            self.run.failed(error)
+            self.fail(error)
 
     def joined(self, device: RemoteDevice, check_in: CheckIn) -> None:
         """The device may stay: it joins the run. An earlier connection of it is over."""
@@ -305,36 +295,22 @@ class EngineHost:
         self.devices[device.name] = device
         device.link.devices[device.connection] = device
         self.region = device.link.region
-        self.run.port.join(check_in, self._loop.time())
+        device.port.join(check_in, self._loop.time())
 
     def gone(self, device: RemoteDevice) -> None:
         """The device's connection is gone. Harmless where the device has connected again."""
         device.link.devices.pop(device.connection, None)
         if self.devices.get(device.name) is device:
             del self.devices[device.name]
-            self.run.port.leave(device.name, self._loop.time())
-
-    def keep(self, number: int, begun: BegunUpload | None = None) -> None:
-        """The run has this spool file again. ``begun``: what it holds; None: what its checkpoint
-        says, if there is one."""
-        content = self.spool.find_checkpoint(number)
-        if begun is None and content is not None:
-            begun = decode_begun(content)
-        if begun is not None and begun.spool_file == number:
-            self.run.port.keep_upload(begun.device, begun)
-        else:
-            self.spool.free_spool_file(number)
-
-    def drop_checkpoint(self, number: int) -> None:
-        """The upload in this spool file is complete."""
-        if self.spool.find_checkpoint(number) is not None:
-            self.spool.drop_checkpoint(number)
+            device.port.leave(device.name, self._loop.time())
 
     # What the run asks
 
     def devices_of(self, run: ServedRun) -> list[str]:
-        """Return all connected devices: there is one run."""
-        return list(self.devices)
+        """Return the connected devices that serve a run."""
+        if self.turns is None:
+            return list(self.devices)
+        return [name for name, device in self.devices.items() if device.run is run]
 
     def can_sign_for(self, check_in: CheckIn) -> bool:
         """Return whether the device, if it trusts keys, trusts one of the service's."""
@@ -354,46 +330,55 @@ class EngineHost:
             self._lend(link)
 
     def _lend(self, link: GatewayLink) -> None:
-        if files := self.files.lend(link.number):
-            link.say(wire.LendFiles(tuple(files)))
+        for run in list(self.runs.values()):
+            try:
+                files = run.files.lend(link.number)
+            except Exception as error:
+                run.served.failed(error)
+                continue
+            if files:
+                link.say(wire.LendFiles(tuple(files), run.name))
 
     def forget_uploads(self, spool: Spool, unless: Container[str]) -> None:
-        """Have gateways forget what they remember of tasks that are over."""
-        self._say_to_all(wire.TasksOver())
+        """Have gateways forget what they remember of tasks of this run that are over."""
+        run = self._run_with(spool)
+        if run is not None:
+            self._say_to_all(wire.TasksOver(run.name))
+
+    def _run_with(self, spool: Spool) -> RunBehind | None:
+        return next((run for run in self.runs.values() if run.port.spool is spool), None)
 
     def uploads_of(self, spool: Spool) -> UploadsNow:
         """Return how many uploads there are, as gateways said last."""
         figures = [link.figures for link in self.gateways.values()]
-        return UploadsNow(
-            sum(each.arriving for each in figures), sum(each.waiting for each in figures)
-        )
+        found = [(each.arriving, each.waiting) for each in figures]
+        if self.turns is not None:
+            run = self._run_with(spool)
+            name = "" if run is None else run.name
+            found = [each.of_runs.get(name, (0, 0)) for each in figures]
+        return UploadsNow(sum(each[0] for each in found), sum(each[1] for each in found))
 
     def publish(
         self, run: ServedRun, newest: Mapping[str, Buffer], older: Mapping[str, Older]
     ) -> None:
         """Serve the run's newest vectors by their SHA-256, and the older ones that its tasks began
         from. Raises OSError."""
-        self._published.publish(newest, older)
-        if self._store is not None:
-            self._store.publish(newest, older)
-        self.run.elsewhere.publish(newest, older)
-        self._say_to_all(self._contents_now())
-
-    def _contents_now(self) -> wire.PublishContents:
-        return wire.PublishContents(self._published.newest, self._published.older, self._urls)
-
-    def _urls_changed(self, urls: Mapping[str, str]) -> None:
-        self._urls = {**urls}
-        self._say_to_all(self._contents_now())
+        behind = self._behind_of(run)
+        behind.published.publish(newest, older)
+        if behind.store is not None:
+            behind.store.publish(newest, older)
+        run.elsewhere.publish(newest, older)
+        self._say_to_all(behind.contents())
 
     def serve_older(self, run: ServedRun, sha256: str, where: Older) -> None:
         """Serve an older vector too, until newest ones are published without it. Raises OSError."""
-        if sha256 not in self._published.newest + self._published.older:
-            self._published.add_older(sha256, where)
-            if self._store is not None:
-                self._store.add_older(sha256, where)
-            self.run.elsewhere.add_older(sha256, where)
-            self._say_to_all(wire.PublishOlder(sha256))
+        behind = self._behind_of(run)
+        if sha256 not in behind.published.newest + behind.published.older:
+            behind.published.add_older(sha256, where)
+            if behind.store is not None:
+                behind.store.add_older(sha256, where)
+            run.elsewhere.add_older(sha256, where)
+            self._say_to_all(wire.PublishOlder(sha256, behind.name))
 
     def allow_page(self, port: int) -> None:
         """The coordinator's own page is served on this port: it may connect."""
@@ -453,19 +438,18 @@ class EngineHost:
             if now - link.heard > longest:
                 link.close()
                 self.lost(link)
-        self.run.elsewhere.sweep()
-        if self._store is not None:
-            self._store.sweep()
-        if self._listener is not None and now - self._orphans > ORPHANS:
-            self._orphans = now
-            self._loop.run_in_executor(None, self._drop_orphans, self.files.may_be_put())
+        for run in self.runs.values():
+            run.served.elsewhere.sweep()
+            if run.store is not None:
+                run.store.sweep()
         self.grant()
+        if self.turns is not None:
+            self.turns.sweep()
 
     def _drop_orphans(self, live: PutNumbers) -> None:
         """Remove objects that gateways put, and that nobody needs. In any thread."""
-        assert isinstance(self.spool, ArrivedSpool)
         try:
-            self.spool.drop_orphans(live)
+            self._arrived().drop_orphans(live)
         except FleetError as error:
             logger.debug("objects that nobody needs stay for now: %s", error.text)
 

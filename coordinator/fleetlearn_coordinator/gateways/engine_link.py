@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import mmap
 from collections.abc import Callable, Collection, Container
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.errors import FleetError, ProtocolError, in_words
-from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import CheckIn, ComeBack
 from msgspec import DecodeError
 from msgspec.structs import replace
@@ -23,17 +20,16 @@ from fleetlearn_coordinator.conversation.port import Admitted, Spool
 from fleetlearn_coordinator.gateways import wire
 from fleetlearn_coordinator.gateways.bus import Bus
 from fleetlearn_coordinator.gateways.outbox import GatewayOutbox
-from fleetlearn_coordinator.gateways.partial_sums import PartialSums
 from fleetlearn_coordinator.gateways.remote_port import RemotePort
 from fleetlearn_coordinator.gateways.remote_spool import RemoteSpool
+from fleetlearn_coordinator.gateways.run_there import RunThere
 from fleetlearn_coordinator.gateways.wire_version import OLDEST, WIRE
-from fleetlearn_coordinator.network.driver import ConnectionDriver
+from fleetlearn_coordinator.network.driver import ConnectionDriver, ServedRun
 from fleetlearn_coordinator.network.host import SOFTWARE, spread
+from fleetlearn_coordinator.network.output_gate import OutputGate
 from fleetlearn_coordinator.network.peer_log import logger, say_seldom
-from fleetlearn_coordinator.network.transfers.contents import Contents, Older
 from fleetlearn_coordinator.network.transfers.elsewhere import Elsewhere
 from fleetlearn_coordinator.rounds.participation_limits import PrivacyLimitError
-from fleetlearn_coordinator.storage.file_bytes import FileBytes
 
 ADMISSION_PATIENCE = 20.0
 """Seconds that a device waits for its welcome while the engine process is away. Then it is told to
@@ -60,8 +56,8 @@ class GatewayConnections(Protocol):
     def replace(self, driver: ConnectionDriver, address: str) -> None:
         """The device has connected again, from this address."""
 
-    def drop_uploads(self, files: Collection[int]) -> None:
-        """These spool files are others' now."""
+    def drop_uploads(self, spool: Spool, files: Collection[int] | None = None) -> None:
+        """These files of this spool, or all of them, are others' now."""
 
     def forget_uploads(self, spool: Spool, unless: Container[str]) -> None:
         """The tasks of this spool are over, except those named by ``unless``."""
@@ -71,6 +67,9 @@ class GatewayConnections(Protocol):
 
     def grant(self) -> None:
         """Let uploads begin, as many as there is room for."""
+
+    def elsewhere_of(self, run: RunThere) -> Elsewhere:
+        """Return where devices can fetch the run's contents by HTTP."""
 
     def hold_devices(self) -> None:
         """Read nothing from devices for now."""
@@ -90,20 +89,19 @@ class OpenQuestion(NamedTuple):
 
 
 class EngineLink:
-    """What a gateway has of the run. A ``BusUser``, of one bus after another: where one is lost the
-    gateway's devices stay, questions wait, and all that counts is said again on the next one."""
+    """What a gateway has of the engine process. A ``BusUser``, of one bus after another: where one
+    is lost the gateway's devices stay, questions wait, and all that counts is said again on the
+    next one."""
 
     def __init__(self, host: GatewayConnections, gateway: int, process: int) -> None:
         self._host, self._gateway, self._process = host, gateway, process
         self._loop = asyncio.get_running_loop()
-        self.spool = RemoteSpool()
-        self._sums = PartialSums(self._say_soon)
-        self.contents = Contents()
-        """What devices may fetch."""
-        self.in_store = InStore()
-        """What of it they may fetch from the object store."""
-        self.shown: str | None = None
-        """What people read in place of what a device says of its data. None: they read that."""
+        self.runs: dict[str, RunThere] = {}
+        """The runs that the engine process serves, by ``run`` of their messages. Empty at first."""
+        self.several = False
+        """Whether it serves several."""
+        self._gate = OutputGate()
+        """Open: what a device is told was stored before it came over the bus."""
         self.is_set_up = asyncio.Event()
         """Set while the engine process knows this gateway."""
         self.over = asyncio.Event()
@@ -123,8 +121,8 @@ class EngineLink:
         """When ``sweep`` looked last."""
         self._holding = False
         """Too much waits for the engine process: nothing is read from devices."""
-        self._failure: wire.GatewayFailed | None = None
-        """The first error of this gateway that must end the run. Each engine process is told."""
+        self._failures: dict[str, wire.GatewayFailed] = {}
+        """Run -> the first error of this gateway that must end it. Each engine process is told."""
         self._warning: asyncio.TimerHandle | None = None
         """Tells people that the engine process is away."""
         self._out = GatewayOutbox()
@@ -136,8 +134,6 @@ class EngineLink:
         """Number of a question -> the port of a device that was told to come back later."""
         self._ports: dict[int, RemotePort] = {}
         """Number of a connection -> its port, once the device asked to check in."""
-        self._folder = Path()
-        self._bundles: tuple[str, ...] = ()
 
     # What the gateway's conversations ask and say
 
@@ -225,17 +221,19 @@ class EngineLink:
             for each in self._questions.values()
             if isinstance(each.message, wire.AskAdmission)
         }
-        given = {each.file for each in asked if isinstance(each, wire.AskSave)}
-        given |= {each.begun.spool_file for each in asked if isinstance(each, wire.AskKeep)}
-        held = self.spool.held()
+        saves = [each for each in asked if isinstance(each, wire.AskSave)]
+        begun = [each.begun for each in asked if isinstance(each, wire.AskKeep)]
+        given = {(self.name_of(each.report.task), each.file) for each in saves}
+        given |= {(self.name_of(each.task), each.spool_file) for each in begun}
+        held = [file for run in self.runs.values() for file in run.held()]
         self._out.add(
             wire.GatewayHello(
                 self._gateway,
                 self._process,
                 SOFTWARE,
                 self._host.address,
-                tuple(file for file in held if file.number not in given),
-                tuple(file for file in held if file.number in given),
+                tuple(file for file in held if (file.run, file.number) not in given),
+                tuple(file for file in held if (file.run, file.number) in given),
                 tuple(each for each in asked if isinstance(each, wire.AskEnd)),
                 tuple(
                     wire.PresentDevice(
@@ -255,8 +253,8 @@ class EngineLink:
         for message in asked:
             if not isinstance(message, wire.AskEnd):
                 self._out.add(message)
-        if self._failure is not None:
-            self._out.add(self._failure)
+        for failure in self._failures.values():
+            self._out.add(failure)
         self._flush()
         return self
 
@@ -282,10 +280,16 @@ class EngineLink:
     def close(self) -> None:
         """End the bus, once what was said is carried, and add up nothing more."""
         self.warn_no_more()
-        self._sums.close()
+        for run in self.runs.values():
+            run.sums.close()
         self._flush()
         if self._bus is not None:
             self._bus.close()
+
+    def close_runs(self) -> None:
+        """Write nothing any more."""
+        for run in self.runs.values():
+            run.close()
 
     def received(self, batch: bytes) -> None:
         self._heard = self._loop.time()
@@ -315,15 +319,13 @@ class EngineLink:
         except Exception as error:
             self.fail(error)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: Exception, run: str = "") -> None:
         """Something that no device is to blame for: the run must end, at the latest when there is
         an engine process again."""
         expected = isinstance(error, FleetError | OSError)
         text = in_words(error, file=True)
         logger.error("the gateway failed: %s", text, exc_info=None if expected else error)
-        failure = wire.GatewayFailed(text)
-        self._failure = self._failure or failure
-        self.say(failure)
+        self.say(self._failures.setdefault(run, wire.GatewayFailed(text, run)))
 
     def sweep(self, interval: float) -> None:
         """Look whether the engine process stands still, and send away whoever has waited for a
@@ -377,39 +379,90 @@ class EngineLink:
             case wire.TellDevice(connection, told, elements):
                 self._tell(connection, told, elements)
             case wire.ReplaceDevice(connection, address):
-                port = self._ports.pop(connection, None)
-                driver = None if port is None else self._host.devices.get(port.device)
-                if driver is not None and port_of(driver) is port:
+                driver = self._driver_of(self._ports.pop(connection, None))
+                if driver is not None:
                     self._host.replace(driver, address)
-            case wire.PublishContents(newest, older, urls):
-                self._publish(newest, older)
-                self.in_store.urls = urls
-                self.in_store.wake()
-            case wire.PublishOlder(sha256):
-                if (file := self._stored(sha256)) is not None:
-                    self.contents.serve_older(sha256, Older(file, file.size))
-            case wire.LendFiles(files):
-                self.spool.lend(files)
-            case wire.TasksOver():
-                self._host.forget_uploads(self.spool, unless=self._tasks())
+            case wire.PublishContents(newest, older, urls, run):
+                self._publish(self.runs[run], newest, older)
+                self.runs[run].in_store.say(urls)
+            case wire.PublishOlder(sha256, run):
+                self.runs[run].publish_older(sha256)
+            case wire.LendFiles(files, run):
+                self.runs[run].spool.lend(files)
+            case wire.TasksOver(run):
+                self._host.forget_uploads(self.runs[run].files, unless=self._tasks())
             case wire.PageMayConnect(port_number):
                 self._host.allow_page(port_number)
             case wire.BeginSums() | wire.AddToSums() | wire.CollectSums() | wire.ForgetSums():
-                self._sums.do(message)
+                self.runs[message.run].sums.do(message)
+            case wire.ServesRun():
+                self._serves(message)
+            case wire.SeveralRuns():
+                self._are_several()
+            case wire.RunOver(run):
+                self._run_over(run)
 
     def _set_up(self, setup: wire.Setup) -> None:
-        self.shown, self._folder = setup.shown, Path(setup.contents)
-        if setup.bundles != self._bundles:
-            self._bundles = setup.bundles
-            self.contents.add_bundles(*map(open_bundle, setup.bundles))
-        self.spool.find(Path(setup.spool))
-        self._sums.begin(Path(setup.spool), Path(setup.sums))
-        self.spool.lose(setup.lost)
-        self._host.drop_uploads(setup.lost)
+        run = self.runs.get(setup.run)
+        if run is None:
+            failed = partial(self.fail, run=setup.run)
+            spool = self.new_spool()
+            run = RunThere(setup.run, setup.name, spool, self._say_soon, failed)
+            self.runs[setup.run] = run
+        run.set_up(setup)
+        self._host.drop_uploads(run.files, setup.lost)
         if setup.page is not None:
             self._host.allow_page(setup.page)
+        self._is_there()
+
+    def new_spool(self) -> RemoteSpool:
+        """Return the spool of a run that is served from now on."""
+        return RemoteSpool()
+
+    def _are_several(self) -> None:
+        self.several = True
+        self._is_there()
+
+    def _is_there(self) -> None:
         self._away_since = None
         self.is_set_up.set()
+
+    def _run_over(self, name: str) -> None:
+        run = self.runs.pop(name, None)
+        self._failures.pop(name, None)
+        if run is None:
+            return
+        self._host.drop_uploads(run.files)
+        self._host.forget_uploads(run.files, unless=())
+        for gone in run.publish((), ()):
+            self._withdraw(gone)
+        run.close()
+
+    def name_of(self, task: str) -> str:
+        """Return the run of a task, as ``run`` of its messages."""
+        return task.partition("-")[0] if self.several else ""
+
+    def _driver_of(self, port: RemotePort | None) -> ConnectionDriver | None:
+        """Return the connection with this port; None: it is gone, or was sent away."""
+        driver = None if port is None else self._host.devices.get(port.device)
+        return driver if driver is not None and port_of(driver) is port else None
+
+    def _serves(self, message: wire.ServesRun) -> None:
+        port = self._ports.get(message.connection)
+        driver = self._driver_of(port)
+        if port is None or driver is None:
+            return
+        self._give(driver, port, message.run)
+        if message.is_first:
+            driver.allow_first_task(message.run, message.download, message.upload)
+
+    def _give(self, driver: ConnectionDriver, port: RemotePort, name: str) -> None:
+        """From now on the device serves this run."""
+        run = self.runs[name]
+        port.run = name
+        failed = partial(self.fail, run=name)
+        elsewhere = self._host.elsewhere_of(run)
+        driver.run = ServedRun(port, run.contents, failed, run.title, self._gate, elsewhere)
 
     def _answer(self, number: int, answer_for: Callable[[RemotePort], object]) -> RemotePort | None:
         """Hand on an answer. Returns the port of whoever asked; None: nobody waits for it."""
@@ -423,9 +476,11 @@ class EngineLink:
         port = self._answer(number, answer_for) or self._given_up.pop(number, None)
         if port is None:
             return
-        driver = self._host.devices.get(port.device)
-        if driver is None or port_of(driver) is not port:  # it is gone, or was sent away
+        driver = self._driver_of(port)
+        if driver is None:  # it is gone, or was sent away
             self.left(port)
+        elif not self.several:
+            self._give(driver, port, "")
 
     def _announced(self, message: wire.Announcement) -> None:
         asked = self._questions.pop(message.question, None)
@@ -433,10 +488,10 @@ class EngineLink:
             return
         assert isinstance(asked.message, wire.AskAnnounce)
         begun = message.begun
-        if begun is not None and not self.spool.adopt(
-            wire.LentFile(begun.spool_file, message.mark)
-        ):
-            begun = None
+        if begun is not None:
+            file = wire.LentFile(begun.spool_file, message.mark)
+            if not self.runs[self.name_of(begun.task)].spool.adopt(file):
+                begun = None
         asked.port.announced(asked.message.report, message)
         asked.pending.answer(Announced(message.wanted, begun), self._loop.time())
 
@@ -446,18 +501,23 @@ class EngineLink:
             return
         match asked.message:
             case wire.AskSave(report=report, file=file):
-                self.spool.gave(file)
+                self._gave(report.task, file)
                 asked.port.saved(report.task)
             case wire.AskAnswered(reply=reply):
                 asked.port.saved(reply.task)
             case wire.AskKeep(begun=begun):
-                self.spool.gave(begun.spool_file)
+                self._gave(begun.task, begun.spool_file)
         asked.pending.answer(value, self._loop.time())
+
+    def _gave(self, task: str, file: int) -> None:
+        run = self.runs.get(self.name_of(task))
+        if run is not None:
+            run.spool.gave(file)
 
     def _tell(self, connection: int, message: Any, elements: dict[str, int]) -> None:
         port = self._ports.get(connection)
-        driver = None if port is None else self._host.devices.get(port.device)
-        if port is not None and driver is not None and port_of(driver) is port:
+        driver = self._driver_of(port)
+        if port is not None and driver is not None:
             port.heard(message, elements)
             driver.conversation.tell(message)
 
@@ -468,46 +528,13 @@ class EngineLink:
 
     # Contents
 
-    def _publish(self, newest: tuple[str, ...], older: tuple[str, ...]) -> None:
-        found: dict[str, Buffer] = {}
-        stored: dict[str, Older] = {}
-        for sha256 in newest:
-            if (file := self._stored(sha256)) is not None:
-                found[sha256] = file.map() if file.size else b""
-        for sha256 in older:
-            if (file := self._stored(sha256)) is not None:
-                stored[sha256] = Older(file, file.size)
-        for gone in self.contents.publish(found, stored):
-            for driver in list(self._host.devices.values()):
-                driver.conversation.withdrawn(gone)
+    def _publish(self, run: RunThere, newest: tuple[str, ...], older: tuple[str, ...]) -> None:
+        for gone in run.publish(newest, older):
+            self._withdraw(gone)
 
-    def _stored(self, sha256: str) -> MappedFile | None:
-        """Return the content. None: this gateway is late, and others were published since: that is
-        the next it hears."""
-        try:
-            return MappedFile(self._folder / sha256)
-        except FileNotFoundError:
-            return None
-
-
-class InStore(Elsewhere):
-    """Contents in the object store, as the engine process said last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.urls: dict[str, str] = {}
-
-    def url(self, sha256: str) -> str | None:
-        return self.urls.get(sha256)
-
-
-class MappedFile(FileBytes):
-    """Stored bytes that can be read without a copy. Nobody makes such a file shorter: it is removed
-    as a whole."""
-
-    def map(self) -> Buffer:
-        """Return the bytes, in the system's own cache of the file, as other processes have it."""
-        return memoryview(mmap.mmap(self._file, self.size, access=mmap.ACCESS_READ))
+    def _withdraw(self, sha256: str) -> None:
+        for driver in list(self._host.devices.values()):
+            driver.conversation.withdrawn(sha256)
 
 
 def port_of(driver: ConnectionDriver) -> RemotePort | None:

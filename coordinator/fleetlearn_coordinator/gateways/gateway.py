@@ -29,6 +29,8 @@ logger = logging.getLogger("fleetlearn.coordinator")
 
 SWEEP = 1.0
 """Seconds between looks at all connections."""
+SEVERAL_RUNS = 8
+"""Runs for whose spool files a gateway sets descriptors aside, where there are several."""
 RETRY = 0.1, 1.0
 """Seconds between tries to connect to the engine process: at first, and at most."""
 REFUSED_RETRY = 5.0
@@ -111,6 +113,7 @@ async def gateway_running(
     uploads, downloads = share(service.uploads, of), share(service.downloads, of)
     service = replace(service, uploads=uploads, downloads=downloads)
     files = 4 * uploads  # lent spool files, and those that were lent before
+    files *= 1 if service.runs is None else SEVERAL_RUNS
     files += content_descriptors(service)
     places = process_settings.places(service.max_connections, files=files)
     identities = None if service.identities is None else open_identities(service.identities)
@@ -132,7 +135,7 @@ async def gateway_running(
                 await asyncio.wait(tasks)
                 host.end()
         host.link.close()
-        host.link.spool.close()
+        host.link.close_runs()
     finally:
         if identities is not None:
             identities.close()

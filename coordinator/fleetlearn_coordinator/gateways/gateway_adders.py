@@ -40,10 +40,11 @@ class SpokenTo(Protocol):
 class GatewayAdders:
     """``Adders``: the gateways of a run. Within a running event loop."""
 
-    def __init__(self, gateways: Mapping[int, SpokenTo], folder: Path) -> None:
+    def __init__(self, gateways: Mapping[int, SpokenTo], folder: Path, name: str = "") -> None:
         """``gateways``: by their numbers, those that have said hello. ``folder``: the run's data
-        directory. What an earlier process left in it is removed. Raises OSError."""
-        self._gateways, self.folder = gateways, folder.absolute() / SUMS
+        directory. ``name``: the run's, as ``run`` of its messages. What an earlier process left in
+        it is removed. Raises OSError."""
+        self._gateways, self.folder, self._name = gateways, folder.absolute() / SUMS, name
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(mode=0o700, parents=True)
         self.run: CollectsSums | None = None
@@ -90,13 +91,13 @@ class GatewayAdders:
         return self._stored.get(spool_file)
 
     def begin(self, adder: int, number: int, sums: SumsToMake) -> None:
-        self._gateways[adder].say(wire.BeginSums(number, sums))
+        self._gateways[adder].say(wire.BeginSums(number, sums, self._name))
 
     def add(self, adder: int, number: int, update: UpdateToAdd) -> None:
-        self._gateways[adder].say(wire.AddToSums(number, update))
+        self._gateways[adder].say(wire.AddToSums(number, update, self._name))
 
     def collect(self, adder: int, number: int, size: int) -> None:
-        self._gateways[adder].say(wire.CollectSums(number))
+        self._gateways[adder].say(wire.CollectSums(number, self._name))
         patience = PATIENCE + size / BYTES_PER_SECOND
         self._late[number] = self._loop.call_later(patience, self._give_up, adder, number)
 
@@ -110,7 +111,7 @@ class GatewayAdders:
         if (timer := self._late.pop(number, None)) is not None:
             timer.cancel()
         if adder in self._gateways:
-            self._gateways[adder].say(wire.ForgetSums(number))
+            self._gateways[adder].say(wire.ForgetSums(number, self._name))
 
     def file_of(self, number: int) -> str:
         return str(self.folder / str(number))

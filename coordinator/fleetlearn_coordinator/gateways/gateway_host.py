@@ -10,15 +10,16 @@ from fleetlearn_protocol.versions import agreed_version
 from msgspec.structs import replace
 
 from fleetlearn_coordinator.conversation.pending import Pending
-from fleetlearn_coordinator.conversation.port import Admitted
+from fleetlearn_coordinator.conversation.port import Admitted, Spool
 from fleetlearn_coordinator.gateways import wire
 from fleetlearn_coordinator.gateways.engine_link import EngineLink, GatewayConnections
+from fleetlearn_coordinator.gateways.run_there import RunThere
 from fleetlearn_coordinator.network.driver import ConnectionDriver, ServedRun
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host, spread
-from fleetlearn_coordinator.network.output_gate import OutputGate
 from fleetlearn_coordinator.network.process_settings import DescriptorShares
 from fleetlearn_coordinator.network.transfers.contents import FramedContent, StoredContent
+from fleetlearn_coordinator.network.transfers.elsewhere import NOWHERE, Elsewhere
 from fleetlearn_coordinator.network.transfers.find_elsewhere import elsewhere_of
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 
@@ -49,12 +50,11 @@ class GatewayHost(Host):
         """What waits to be sent, and when that was looked at."""
         self._lag = 0.0
         self.lag.watch(self._note_lag)
-        self._served_gate = OutputGate()
         self._was_ready = False
         """What ``is_ready`` returned last."""
         contents = service.contents
-        in_store = contents is not None and contents.in_store
-        self._elsewhere = self.link.in_store if in_store else elsewhere_of(contents, None, ())
+        self._in_store = contents is not None and contents.in_store
+        self._elsewhere = NOWHERE if self._in_store else elsewhere_of(contents, None, ())
 
     def admit(
         self, driver: ConnectionDriver, check_in: CheckIn
@@ -67,12 +67,7 @@ class GatewayHost(Host):
         if (check_in.newest_protocol or 0) > PROTOCOL_VERSION:
             # The engine process, of a newer release, is not to speak what this process does not.
             check_in = replace(check_in, newest_protocol=PROTOCOL_VERSION)
-        port = self.link.new_port(driver.connection.address, check_in)
-        # What a device is told was stored before it came over the bus.
-        driver.run = ServedRun(
-            port, self.link.contents, self.link.fail, "", self._served_gate, self._elsewhere
-        )
-        return port.admit(check_in)
+        return self.link.new_port(driver.connection.address, check_in).admit(check_in)
 
     def is_ready(self) -> bool:
         """Return whether the engine process knows this gateway, or did until it went away: it comes
@@ -83,10 +78,15 @@ class GatewayHost(Host):
         return self._was_ready
 
     def find_content(self, sha256: str) -> FramedContent | StoredContent | None:
-        """Return a content of the run that is served now."""
-        return self.link.contents.get(sha256)
+        """Return a content of a run that is served now."""
+        found = (run.contents.get(sha256) for run in self.link.runs.values())
+        return next((content for content in found if content is not None), None)
 
-    def _fail(self, error: Exception) -> None:
+    def elsewhere_of(self, run: RunThere) -> Elsewhere:
+        """Return where devices can fetch the run's contents by HTTP."""
+        return run.in_store if self._in_store else self._elsewhere
+
+    def fail(self, error: Exception) -> None:
         self.link.fail(error)
 
     def replace(self, driver: ConnectionDriver, address: str) -> None:
@@ -98,12 +98,16 @@ class GatewayHost(Host):
         del self.devices[device]
         self.shared.budgets.keep(device, driver.connection.budgets())
 
-    def drop_uploads(self, files: Collection[int]) -> None:
-        """These spool files are others' now: the devices whose uploads have them connect again, and
-        send them from the beginning."""
+    def drop_uploads(self, spool: Spool, files: Collection[int] | None = None) -> None:
+        """These files of this spool, or all of them, are others' now: the devices whose uploads
+        have them connect again, and send them from the beginning."""
         for driver in list(self.devices.values()):
             upload = driver.conversation.upload
-            if upload is not None and upload.spool_file in files:
+            if (
+                upload is not None
+                and upload.spool is spool
+                and (files is None or upload.spool_file in files)
+            ):
                 driver.log("connection ended: the bytes of its upload were lost")
                 self.uploads.drop(upload)
                 driver.conversation.upload = None
@@ -131,17 +135,22 @@ class GatewayHost(Host):
         now = self._loop.time()
         if now - self._looked >= QUEUES:
             self._looked, self._queues = now, self.connections_now()
-        uploads = self.uploads_of(self.link.spool)
+        of_runs = {name: self.uploads_of(run.files) for name, run in self.link.runs.items()}
         self.link.say(
             wire.GatewayFigures(
                 len(self.connections),
                 self._queues.unsent,
                 self._queues.longest,
                 dict(self.refused),
-                uploads.arriving,
-                uploads.waiting,
+                sum(each.arriving for each in of_runs.values()),
+                sum(each.waiting for each in of_runs.values()),
                 self._lag,
                 self.certificate_ends,
+                {
+                    name: (each.arriving, each.waiting)
+                    for name, each in of_runs.items()
+                    if name and any(each)
+                },
             )
         )
         self._lag = 0.0

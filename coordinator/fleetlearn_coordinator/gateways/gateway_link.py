@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,34 +18,34 @@ from fleetlearn_protocol.messages import (
     ComeBack,
     FromCoordinator,
     Question,
-    Report,
     Task,
 )
 from msgspec import DecodeError
 
-from fleetlearn_coordinator.conversation.begun import BegunUpload
 from fleetlearn_coordinator.conversation.pending import Pending
-from fleetlearn_coordinator.conversation.port import Admitted
+from fleetlearn_coordinator.conversation.port import Admitted, Port, RunPort
 from fleetlearn_coordinator.gateways import wire
 from fleetlearn_coordinator.gateways.bus import Bus
-from fleetlearn_coordinator.gateways.gateway_adders import GatewayAdders
-from fleetlearn_coordinator.gateways.lent_files import LentFiles
+from fleetlearn_coordinator.gateways.run_behind import RunBehind
 from fleetlearn_coordinator.gateways.wire_version import WIRE, agreed_wire, why_refused
 from fleetlearn_coordinator.network.driver import ServedRun
-from fleetlearn_coordinator.network.host import SOFTWARE, spread
+from fleetlearn_coordinator.network.host import SOFTWARE, admit_to_runs, spread
 from fleetlearn_coordinator.network.output_gate import OutputOrder
 from fleetlearn_coordinator.network.peer_log import logger, say_seldom
+from fleetlearn_coordinator.network.several.turns import Turns
 from fleetlearn_coordinator.rounds.participation_limits import PrivacyLimitError
 
 NO_FIGURES = wire.GatewayFigures(0, 0, 0, {}, 0, 0, 0.0, None)
 
 
-class RunOfGateways(Protocol):
-    """The run, and the devices of all its gateways: engine_host.py."""
+class RunsOfGateways(Protocol):
+    """The runs, and the devices of all gateways: engine_host.py."""
 
-    run: ServedRun
-    files: LentFiles
-    adders: GatewayAdders
+    heartbeat: float
+    runs: dict[str, RunBehind]
+    """The runs that are served, by ``run`` of their messages."""
+    turns: Turns | None
+    """Which of several runs each device serves. None: there is one run."""
     devices: dict[str, RemoteDevice]
     ended: bool
     most: int
@@ -68,21 +68,33 @@ class RunOfGateways(Protocol):
     def grant(self) -> None:
         """Lend gateways the spool files that they lack."""
 
-    def keep(self, number: int, begun: BegunUpload | None = None) -> None:
-        """The run has this spool file again, with what is begun there."""
+    def run_of(self, task: str) -> RunBehind | None:
+        """Return the run of a task, if it is served here."""
 
-    def drop_checkpoint(self, number: int) -> None:
-        """The upload in this spool file is complete."""
+    def failed(self, error: Exception, run: str | None) -> None:
+        """End this run, or the whole host (None), by an error that no device caused."""
 
 
 @dataclass(slots=True, eq=False)
 class RemoteDevice:
-    """A device that is connected to a gateway, and has joined the run."""
+    """A device that is connected to a gateway, and has joined the run. A ``ServingConnection``,
+    where there are several."""
 
     link: GatewayLink
     connection: int
     name: str
     address: str
+    port: Port = field(init=False)
+    """The run, or the one that the device serves, of several. Set once the device is admitted."""
+    run: ServedRun | None = None
+    """Of several runs, the one that the device serves, or served last."""
+    uploading: str | None = None
+    """Its gateway knows."""
+
+    def serve(self, run: ServedRun, port: RunPort, *, is_first: bool) -> None:
+        self.run = run
+        name, download, upload = port.task_prefix, port.download, port.upload
+        self.link.say(wire.ServesRun(self.connection, name, is_first, download, upload))
 
 
 class GatewayLink:
@@ -92,7 +104,7 @@ class GatewayLink:
     promises are not stored yet waits for the run's output gate, and so do those after it.
     """
 
-    def __init__(self, host: RunOfGateways, bus: Bus) -> None:
+    def __init__(self, host: RunsOfGateways, bus: Bus) -> None:
         self._host, self._bus = host, bus
         self._loop = asyncio.get_running_loop()
         self.number = -1
@@ -128,8 +140,10 @@ class GatewayLink:
         elements: dict[str, int] = {}
         if isinstance(message, Task | Question):
             parts = message.parts if isinstance(message, Task) else {UPDATE: FLOAT32.name}
-            of = self._host.run.port.elements_of
-            elements = {part: of(message.task, part) for part in parts}
+            run = self._host.run_of(message.task)
+            if run is not None:
+                of = run.port.elements_of
+                elements = {part: of(message.task, part) for part in parts}
         self.say(wire.TellDevice(device.connection, message, elements))
 
     def say_alive(self) -> None:
@@ -143,7 +157,10 @@ class GatewayLink:
         if self._out:
             batch = wire.encode_batch(self._out)
             self._out = []
-            self._order.do(partial(self._bus.send, batch), self._host.run.gate)
+            for run in self._host.runs.values():
+                if not run.served.gate.is_open:  # what follows waits for what this waits for
+                    self._order.do(nothing, run.served.gate)
+            self._order.do(partial(self._bus.send, batch), None)
 
     def writable(self) -> None:
         """Nothing waits here: all that was said is with the bus."""
@@ -177,9 +194,18 @@ class GatewayLink:
             try:
                 self._handle(message)
             except Exception as error:
-                self._host.run.failed(error)
-                return
+                self._host.failed(error, self._run_of(message))
+                if self._host.ended:
+                    return
         self._host.grant()
+
+    def _run_of(self, message: Any) -> str | None:
+        """Return which run a message is about; None: of several, this cannot be said."""
+        if self._host.turns is None:
+            return ""
+        task = next((found for one in TASKS if (found := one(message)) is not None), None)
+        run = None if task is None else self._host.run_of(task)
+        return None if run is None else run.name
 
     def _handle(self, message: wire.ToEngine) -> None:
         if isinstance(message, wire.GatewayHello):
@@ -214,18 +240,24 @@ class GatewayLink:
             device = RemoteDevice(
                 self, present.connection, present.check_in.device, present.address
             )
-            answer = self._admit(present.check_in)
+            answer = self._admit(device, present.check_in)
             if isinstance(answer, ComeBack):
                 self.say(wire.TellDevice(present.connection, answer, {}))
                 continue
             self._host.joined(device, present.check_in)
             if present.waits:
-                self._host.run.port.wait(device.name, self._loop.time())
+                device.port.wait(device.name, self._loop.time())
 
-    def _admit(self, check_in: CheckIn) -> Admitted | ComeBack:
+    def _admit(self, device: RemoteDevice, check_in: CheckIn) -> Admitted | ComeBack:
         host = self._host
         host.region = self.region
-        answer: Admitted | ComeBack = here(host.run.port.admit(check_in))
+        answer: Admitted | ComeBack
+        if host.turns is not None:
+            answer = admit_to_runs(host.turns, device, check_in, host.heartbeat)
+        else:
+            answer = here(host.runs[""].port.admit(check_in))
+        if isinstance(answer, Admitted):
+            device.port = answer.port
         if (
             isinstance(answer, Admitted)
             and check_in.device not in host.devices
@@ -236,39 +268,62 @@ class GatewayLink:
 
     def _ask_admission(self, message: wire.AskAdmission) -> None:
         check_in = message.check_in
-        answer = self._admit(check_in)
+        device = RemoteDevice(self, message.connection, check_in.device, message.address)
+        answer = self._admit(device, check_in)
         if isinstance(answer, ComeBack):
             self.say(wire.Dismissal(message.question, answer))
             return
         self.say(wire.Admission(message.question, answer.welcome, answer.download, answer.upload))
-        device = RemoteDevice(self, message.connection, check_in.device, message.address)
         self._host.joined(device, check_in)
 
-    def _answer(self, question: int, ask: Callable[[], Any]) -> bool:
-        """Answer a question. Returns whether it was not refused."""
+    def _answer(self, message: Any, ask: Callable[[], Any]) -> bool:
+        """Answer a question. Returns whether it was not refused. An error of one of several runs,
+        which no device caused, ends the run, and for the device its task."""
         try:
             value = here(ask())
         except ProtocolError as error:
-            is_limit = isinstance(error, PrivacyLimitError)
-            self.say(wire.QuestionRefused(question, error.code, error.text, is_limit))
+            self._refuse(message.question, error)
             return False
-        self.say(wire.Answered(question, value))
+        except Exception as error:
+            if self._host.turns is None:
+                raise
+            self._host.failed(error, self._run_of(message))
+            text = "the task's run was stopped by an error of its coordinator"
+            self._refuse(message.question, ProtocolError(Code.STALE_ROUND, text))
+            return False
+        self.say(wire.Answered(message.question, value))
         return True
 
-    def _check_current(self, connection: int) -> None:
-        """Raise ProtocolError where the device has left this connection meanwhile."""
-        if connection not in self.devices:
+    def _refuse(self, question: int, error: ProtocolError) -> None:
+        is_limit = isinstance(error, PrivacyLimitError)
+        self.say(wire.QuestionRefused(question, error.code, error.text, is_limit))
+
+    def _current(self, connection: int) -> RemoteDevice:
+        """Return the device of this connection. Raises ProtocolError where it has left
+        meanwhile."""
+        device = self.devices.get(connection)
+        if device is None:
             raise ProtocolError(Code.NOT_WANTED, "the device has connected again")
+        return device
+
+    def _served(self, task: str) -> RunBehind:
+        """Return the run of a task. Raises ProtocolError where it is not served here."""
+        run = self._host.run_of(task)
+        if run is None:
+            raise ProtocolError(Code.STALE_ROUND, f"the run of task {task} is not served here now")
+        return run
 
     def _announce(self, message: wire.AskAnnounce) -> None:
-        port, report = self._host.run.port, message.report
+        report, elements = message.report, {}
         try:
-            self._check_current(message.connection)
+            port = self._current(message.connection).port
             announced = here(port.announce(message.device, report, self._loop.time()))
-            elements = self._elements(report) if announced.wanted else {}
+            run = self._served(report.task)
+            if announced.wanted:
+                names = [part.name for part in report.parts]
+                elements = {name: run.port.elements_of(report.task, name) for name in names}
         except ProtocolError as error:
-            is_limit = isinstance(error, PrivacyLimitError)
-            self.say(wire.QuestionRefused(message.question, error.code, error.text, is_limit))
+            self._refuse(message.question, error)
             return
         mark = 0
         begun = announced.begun
@@ -276,73 +331,74 @@ class GatewayLink:
             port.keep_upload(message.device, begun)
             begun = None
         if begun is not None:
-            mark = self._host.files.hand_over(self.number, begun.spool_file).mark
+            mark = run.files.hand_over(self.number, begun.spool_file).mark
         self.say(wire.Announcement(message.question, announced.wanted, elements, begun, mark))
-
-    def _elements(self, report: Report) -> dict[str, int]:
-        of = self._host.run.port.elements_of
-        return {part.name: of(report.task, part.name) for part in report.parts}
 
     def _factor(self, message: wire.AskFactor) -> None:
         def weigh() -> Any:
-            self._check_current(message.connection)
-            return self._host.run.port.weigh(message.device, message.task, self._loop.time())
+            port = self._current(message.connection).port
+            return port.weigh(message.device, message.task, self._loop.time())
 
-        self._answer(message.question, weigh)
+        self._answer(message, weigh)
 
     def _save(self, message: wire.AskSave) -> None:
         """Save an update and count its report, in one go: nothing comes between. Asked twice, the
         first answer got lost."""
-        port, device, task = self._host.run.port, message.device, message.report.task
-        if here(port.has_counted(device, task)):
+        device, task, file = message.device, message.report.task, message.file
+        run = self._host.run_of(task)
+        if run is not None and here(run.port.has_counted(device, task)):
             self.say(wire.Answered(message.question, None))
-            if self._host.files.has(self.number, message.file):  # a second copy of the same update
-                self._host.files.take_back(message.file)
-                self._host.drop_checkpoint(message.file)
-                port.spool.free_spool_file(message.file)
+            if run.files.has(self.number, file):  # a second copy of the same update
+                run.files.take_back(file)
+                run.drop_checkpoint(file)
+                run.spool.free_spool_file(file)
             return
 
         def save() -> None:
-            if not self._host.files.has(self.number, message.file):
+            run = self._served(task)
+            if not run.files.has(self.number, file):
                 raise ProtocolError(
                     Code.STALE_ROUND, "the coordinator was started again, and lost these bytes"
                 )
             if not self.apart:
-                self._host.adders.stored(self.number, message.file)
-            here(port.save_update(device, message.report, message.file, message.largest))
+                run.adders.stored(self.number, file)
+            here(run.port.save_update(device, message.report, file, message.largest))
 
-        if self._answer(message.question, save):
-            self._host.files.take_back(message.file)
-            self._host.drop_checkpoint(message.file)
-            port.count_report(device, task, self._loop.time())
+        if self._answer(message, save) and run is not None:
+            run.files.take_back(file)
+            run.drop_checkpoint(file)
+            run.port.count_report(device, task, self._loop.time())
 
     def _counted(self, message: wire.AskCounted) -> None:
-        port = self._host.run.port
-        self._answer(message.question, lambda: port.has_counted(message.device, message.task))
+        run = self._host.run_of(message.task)
+        if run is None:
+            self.say(wire.Answered(message.question, False))
+            return
+        self._answer(message, lambda: run.port.has_counted(message.device, message.task))
 
     def _save_answer(self, message: wire.AskAnswered) -> None:
-        port, device, reply = self._host.run.port, message.device, message.reply
+        device, reply = message.device, message.reply
         counts = False
 
         def save() -> None:
             nonlocal counts
-            counts = here(port.save_answer(device, reply))
+            counts = here(self._served(reply.task).port.save_answer(device, reply))
 
-        if self._answer(message.question, save) and counts:
-            port.count_answer(device, reply.task, self._loop.time())
+        if self._answer(message, save) and counts:
+            self._served(reply.task).port.count_answer(device, reply.task, self._loop.time())
 
     def _end(self, message: wire.AskEnd) -> None:
-        now = self._loop.time()
-        port, device, task = self._host.run.port, message.device, message.task
-        port.end_task(device, task, message.cause, now, message.text)
+        now, run = self._loop.time(), self._host.run_of(message.task)
         self.say(wire.Answered(message.question, None))
+        if run is not None:
+            run.port.end_task(message.device, message.task, message.cause, now, message.text)
 
     def _keep(self, message: wire.AskKeep) -> None:
         self.say(wire.Answered(message.question, None))
-        number = message.begun.spool_file
-        if self._host.files.has(self.number, number):
-            self._host.files.take_back(number)
-            self._host.keep(number, message.begun)
+        number, run = message.begun.spool_file, self._host.run_of(message.begun.task)
+        if run is not None and run.files.has(self.number, number):
+            run.files.take_back(number)
+            run.keep(number, message.begun)
 
     def _gone(self, message: wire.DeviceGone) -> None:
         device = self.devices.get(message.connection)
@@ -352,46 +408,46 @@ class GatewayLink:
     def _refused(self, message: wire.DeviceRefused) -> None:
         device = self.devices.get(message.connection)
         if device is not None:
-            error = FleetError(message.code, message.text)
-            self._host.run.port.refused(device.name, error)
+            device.port.refused(device.name, FleetError(message.code, message.text))
 
     def _steps(self, message: wire.StepsOf) -> None:
         device = self.devices.get(message.connection)
         if device is not None:
-            self._host.run.port.steps_done(
-                device.name, message.task, message.steps, self._loop.time()
-            )
+            now = self._loop.time()
+            device.port.steps_done(device.name, message.task, message.steps, now)
 
     def _bytes_in(self, message: wire.BytesIn) -> None:
         device = self.devices.get(message.connection)
         self.bytes_up += message.size
         if device is not None:
             now = self._loop.time()
-            self._host.run.port.received(device.name, message.task, message.end, message.size, now)
+            device.port.received(device.name, message.task, message.end, message.size, now)
 
     def _bytes_out(self, message: wire.BytesOut) -> None:
         device = self.devices.get(message.connection)
         self.bytes_down += message.size
         if device is not None:
             now = self._loop.time()
-            self._host.run.port.sent(device.name, message.sha256, message.end, message.size, now)
+            device.port.sent(device.name, message.sha256, message.end, message.size, now)
 
     def _turn(self, message: wire.TurnOfEngine) -> None:
         device = self.devices.get(message.connection)
-        if device is None:
-            return
-        port = self._host.run.port
-        act = port.wait if message.waits else port.proceed
-        act(device.name, self._loop.time())
+        if device is not None:
+            act = device.port.wait if message.waits else device.port.proceed
+            act(device.name, self._loop.time())
 
     def _note_figures(self, message: wire.GatewayFigures) -> None:
         self.figures = message
 
     def _partial_sum(self, message: wire.PartialSumMade) -> None:
-        self._host.adders.made(message)
+        run = self._host.runs.get(message.run)
+        if run is not None:
+            run.adders.made(message)
 
     def _failed(self, message: wire.GatewayFailed) -> None:
-        self._host.run.failed(FleetError(Code.BUSY, f"gateway {self.number}: {message.text}"))
+        error = FleetError(Code.BUSY, f"gateway {self.number}: {message.text}")
+        several = self._host.turns is not None
+        self._host.failed(error, None if several and not message.run else message.run)
 
 
 HANDLERS: dict[type, Callable[[GatewayLink, Any], None]] = {
@@ -414,6 +470,19 @@ HANDLERS: dict[type, Callable[[GatewayLink, Any], None]] = {
     wire.PartialSumMade: GatewayLink._partial_sum,
 }
 """What each message of a gateway that has said hello leads to."""
+
+
+TASKS: tuple[Callable[[Any], str | None], ...] = (
+    lambda message: getattr(message, "task", None),
+    lambda message: getattr(getattr(message, "report", None), "task", None),
+    lambda message: getattr(getattr(message, "reply", None), "task", None),
+    lambda message: getattr(getattr(message, "begun", None), "task", None),
+)
+"""Where a message of a gateway names its task, if it does."""
+
+
+def nothing() -> None:
+    """Do nothing, in its turn."""
 
 
 def here(answer: Any) -> Any:

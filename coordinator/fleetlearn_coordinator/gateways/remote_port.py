@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from fleetlearn_protocol.errors import FleetError
+from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.messages import Cancel, CheckIn, ComeBack, Held, Question, Reply, Report
 from fleetlearn_protocol.messages import Task as GivenTask
 
@@ -14,18 +14,17 @@ from fleetlearn_coordinator.conversation.begun import Announced, BegunUpload
 from fleetlearn_coordinator.conversation.pending import Pending
 from fleetlearn_coordinator.conversation.port import Admitted, Spool
 from fleetlearn_coordinator.gateways import wire
-from fleetlearn_coordinator.gateways.remote_spool import RemoteSpool
-from fleetlearn_coordinator.network.transfers.contents import Contents
+from fleetlearn_coordinator.gateways.run_there import RunThere
 
 
 class RunFarAway(Protocol):
     """What a gateway has of the run: engine_link.py."""
 
-    spool: RemoteSpool
-    contents: Contents
-    """What devices may fetch."""
-    shown: str | None
-    """What people read in place of what a device says of its data. None: they read that."""
+    runs: dict[str, RunThere]
+    """The runs that the engine process serves, by ``run`` of their messages."""
+
+    def name_of(self, task: str) -> str:
+        """Return the run of a task."""
 
     def ask(self, make: Callable[[int], Any], port: RemotePort) -> Pending[Any]:
         """Ask something of the engine process. ``make``: returns the message, from the question's
@@ -50,6 +49,7 @@ class RemotePort:
         "connection",
         "held",
         "joined",
+        "run",
         "waits",
     )
 
@@ -63,6 +63,9 @@ class RemotePort:
         """The same, if it is a round's."""
         self.joined = False
         """Whether the engine process said that the device may stay."""
+        self.run: str | None = None
+        """The run that the device serves, or served last, as ``run`` of its messages. None before
+        the first."""
         self.waits = False
         """Whether it is the coordinator's turn to act."""
         self._elements: dict[str, dict[str, int]] = {}
@@ -95,7 +98,13 @@ class RemotePort:
 
     @property
     def spool(self) -> Spool:
-        return self._link.spool
+        run = self._run_of(self.run)
+        if run is None:
+            raise ProtocolError(Code.UNKNOWN_TASK, "the device has no task")
+        return run.files
+
+    def _run_of(self, name: str | None) -> RunThere | None:
+        return None if name is None else self._link.runs.get(name)
 
     def elements_of(self, task: str, part: str) -> int:
         return self._elements[task][part]
@@ -156,7 +165,9 @@ class RemotePort:
         self._link.ask(lambda number: wire.AskEnd(number, device, task, cause, text), self)
 
     def shown(self, task: str | None, text: str) -> str:
-        return text if self._link.shown is None else self._link.shown
+        run = None if task is None else self._run_of(self._link.name_of(task))
+        run = run or self._run_of(self.run)
+        return text if run is None or run.shown is None else run.shown
 
     def refused(self, device: str, error: FleetError) -> None:
         self._link.say(wire.DeviceRefused(self.connection, error.code, error.text))
@@ -181,7 +192,12 @@ class RemotePort:
             self._link.say(wire.TurnOfEngine(self.connection, False))
 
     def find(self, sha256: str, offset: int) -> int:
-        return self._link.contents.find(sha256, offset).size
+        run = self._run_of(self.run)
+        if run is None:
+            raise ProtocolError(
+                Code.UNKNOWN_CONTENT, f"nothing with SHA-256 {sha256} is served to this device now"
+            )
+        return run.contents.find(sha256, offset).size
 
     def keep_upload(self, device: str, begun: BegunUpload) -> None:
         self._link.ask(lambda number: wire.AskKeep(number, begun), self)

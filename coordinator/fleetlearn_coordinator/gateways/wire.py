@@ -11,6 +11,9 @@ each question may come twice: its answer is then the same, or that of a task whi
 
 Gateways and engine processes of two releases speak with each other: wire_version.py has what may
 be changed here.
+
+Where the engine process serves several runs, ``run`` says which of them a message is about: what
+stands before the first dash of its tasks' names. It is empty where there is one run.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ class LentFile(WireMessage, frozen=True, tag=False):
     number: int
     mark: int
     """Which of the files that had this number one after the other."""
+    run: str = ""
 
 
 # --- From a gateway
@@ -224,12 +228,15 @@ class GatewayFigures(WireMessage, frozen=True, tag=16):
     lag: float
     """How late its event loop was since the last figures, in seconds, at most."""
     certificate_ends: float | None
+    of_runs: dict[str, tuple[int, int]] = {}
+    """Of several runs, those with uploads: how many have a place, and how many wait for one."""
 
 
 class GatewayFailed(WireMessage, frozen=True, tag=17):
     """An error of the gateway that no device caused, such as a full disk: the run must end."""
 
     text: str
+    run: str = ""
 
 
 class PartialSumMade(WireMessage, frozen=True, tag=18):
@@ -240,6 +247,7 @@ class PartialSumMade(WireMessage, frozen=True, tag=18):
     """None: it could not be made."""
     text: str
     """Why not."""
+    run: str = ""
 
 
 # --- To a gateway
@@ -271,6 +279,9 @@ class Setup(WireMessage, frozen=True, tag=1):
     """The bundles' SHA-256. Their files are served as objects."""
     first_put: int = 0
     """The first number of the updates that it puts (storage/arrived.py)."""
+    run: str = ""
+    name: str = ""
+    """The run's name, of several."""
 
 
 class Admission(WireMessage, frozen=True, tag=2):
@@ -343,22 +354,27 @@ class PublishContents(WireMessage, frozen=True, tag=9):
     urls: dict[str, str] = {}
     """SHA-256 of a content -> where devices can fetch it by HTTP, if it is in the object store.
     Empty (COMING, transfers/elsewhere.py): it will be there soon."""
+    run: str = ""
 
 
 class PublishOlder(WireMessage, frozen=True, tag=10):
     """Devices may fetch this content too, until others are published."""
 
     sha256: str
+    run: str = ""
 
 
 class LendFiles(WireMessage, frozen=True, tag=11):
     """The gateway may write these spool files too."""
 
     files: tuple[LentFile, ...]
+    run: str = ""
 
 
 class TasksOver(WireMessage, frozen=True, tag=12):
     """A round is over: forget what is remembered of tasks that no connected device has."""
+
+    run: str = ""
 
 
 class PageMayConnect(WireMessage, frozen=True, tag=13):
@@ -372,6 +388,7 @@ class BeginSums(WireMessage, frozen=True, tag=14):
 
     number: int
     sums: SumsToMake
+    run: str = ""
 
 
 class AddToSums(WireMessage, frozen=True, tag=15):
@@ -379,18 +396,21 @@ class AddToSums(WireMessage, frozen=True, tag=15):
 
     number: int
     update: UpdateToAdd
+    run: str = ""
 
 
 class CollectSums(WireMessage, frozen=True, tag=16):
     """Write the partial sum into its file, and forget it. The answer is ``PartialSumMade``."""
 
     number: int
+    run: str = ""
 
 
 class ForgetSums(WireMessage, frozen=True, tag=17):
     """The partial sum is not needed any more."""
 
     number: int
+    run: str = ""
 
 
 class GatewayRefused(WireMessage, frozen=True, tag=18):
@@ -398,6 +418,29 @@ class GatewayRefused(WireMessage, frozen=True, tag=18):
 
     text: str
     """Why, and what to do."""
+
+
+class SeveralRuns(WireMessage, frozen=True, tag=20):
+    """The answer to ``GatewayHello`` where the engine process serves several runs. A ``Setup`` for
+    each follows, now or when a run is begun."""
+
+
+class RunOver(WireMessage, frozen=True, tag=21):
+    """The run is not served any more. Its devices were told."""
+
+    run: str
+
+
+class ServesRun(WireMessage, frozen=True, tag=22):
+    """From now on the device serves this run, of several."""
+
+    connection: int
+    run: str
+    is_first: bool
+    """It serves it for the first time on this connection."""
+    download: int
+    upload: int
+    """Bytes that it may have to fetch, and to send, for its first task."""
 
 
 class EngineAlive(WireMessage, frozen=True, tag=19):
@@ -444,6 +487,9 @@ ToGateway: TypeAlias = (
     | ForgetSums
     | GatewayRefused
     | EngineAlive
+    | SeveralRuns
+    | RunOver
+    | ServesRun
 )
 
 _encoder = msgspec.msgpack.Encoder()

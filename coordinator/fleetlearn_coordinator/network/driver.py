@@ -352,16 +352,27 @@ class ConnectionDriver:
             self.log("is told to trust the service's signing keys as they are now")
             self.send(keys)
 
-    def allow_first_task(self, run: RunPort) -> None:
+    def serve(self, run: ServedRun, port: RunPort, *, is_first: bool) -> None:
+        """The device serves this run, of several, from now on. ``is_first``: for the first time on
+        this connection."""
+        self.run = run
+        if is_first:
+            self.allow_first_task(port.task_prefix, port.download, port.upload)
+
+    def allow_first_task(self, run: str, download: int, upload: int) -> None:
         """Let the device fetch the bundle of a run that it begins to serve on this connection,
-        unless an earlier connection could do so just now."""
+        unless an earlier connection could do so just now. ``run``: what its tasks' names begin
+        with."""
         device = self.conversation.device
         assert device is not None
-        if (
-            self._shared.budgets.allows(device, self._loop.time(), run.task_prefix)
-            or not self._returned
-        ):
-            self.connection.allow(0, run.download, run.upload)
+        if self._shared.budgets.allows(device, self._loop.time(), run) or not self._returned:
+            self.connection.allow(0, download, upload)
+
+    @property
+    def uploading(self) -> str | None:
+        """The task whose update is on its way on this connection."""
+        upload = self.conversation.upload
+        return None if upload is None else upload.report.task
 
     def arriving(self) -> int:
         """Return how many bytes of an incomplete message have arrived."""

@@ -40,7 +40,7 @@ from fleetlearn_coordinator.network.loop_lag import LoopLag
 from fleetlearn_coordinator.network.output_gate import OutputGate
 from fleetlearn_coordinator.network.run_host import ConnectionsNow, GatewayNow, UploadsNow
 from fleetlearn_coordinator.network.several.shared_port import SharedPort
-from fleetlearn_coordinator.network.several.turns import SharedDevice, Turns
+from fleetlearn_coordinator.network.several.turns import ServingConnection, SharedDevice, Turns
 from fleetlearn_coordinator.network.tls import Certificates
 from fleetlearn_coordinator.network.transfers.contents import (
     Contents,
@@ -112,7 +112,7 @@ class Host:
             self.admit,
             self.uploads,
             self.downloads,
-            self._fail,
+            self.fail,
             self._listener.checked_in,
             self._listener.budgets,
             find_signer(service.signing_keys),
@@ -191,28 +191,11 @@ class Host:
             driver.run = self._run
             answer = self._run.port.admit(check_in)
         else:
-            answer = self._admit_to(self.turns, driver, check_in)
+            answer = admit_to_runs(self.turns, driver, check_in, self.heartbeat)
         full = check_in.device not in self.devices and len(self.devices) >= self._places
         if full and not isinstance(answer, ComeBack):
             answer = ComeBack(spread(30.0), "busy")
         return answer
-
-    def _admit_to(
-        self, turns: Turns, driver: ConnectionDriver, check_in: CheckIn
-    ) -> Admitted | ComeBack:
-        unfit = {run: run.port.unfit(check_in) for run in turns.runs}
-        fits = {run for run, why in unfit.items() if not why}
-        why = (
-            "; ".join(f"{run.port.name}: {why}" for run, why in unfit.items())
-            or "no run is served here now"
-        )
-        device = SharedDevice(driver, msgspec.structs.replace(check_in, held=None), fits)
-        port = SharedPort(turns, device)
-        ineligible = "" if fits else why[:MAX_TEXT]
-        said = {run.port.name: run.port.warning_for(check_in.device) for run in turns.runs}
-        warning = "; ".join(f"{name}: {text}" for name, text in said.items() if text)[:MAX_TEXT]
-        welcomed = welcome(check_in, self.heartbeat, ineligible, warning=warning)
-        return Admitted(port, welcomed, 0, 0)
 
     def can_sign_for(self, check_in: CheckIn) -> bool:
         """Return whether the device, if it trusts keys, trusts one of the service's."""
@@ -221,7 +204,8 @@ class Host:
             signer is not None and signer.for_device(check_in) is not None
         )
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """End the only run, or the host of several, by an error that no device caused."""
         if self.turns is None:
             self._run.failed(error)
         elif not self.failure.done():
@@ -255,6 +239,9 @@ class Host:
     def gateways_now(self) -> list[GatewayNow]:
         """Return nothing: the connections are here."""
         return []
+
+    def drop_run(self, run: ServedRun) -> None:
+        """The run is not served any more. Nothing of it is here."""
 
     # What a run says
 
@@ -375,6 +362,25 @@ def welcome(
     ``warning``: what went wrong with its last update, for its owner."""
     version = agreed_version(check_in)
     return Welcome(SOFTWARE, heartbeat, CHUNK_BYTES, ineligible, version, waits, newest, warning)
+
+
+def admit_to_runs(
+    turns: Turns, driver: ServingConnection, check_in: CheckIn, heartbeat: float
+) -> Admitted:
+    """Return what a device is told that checks in at a host with several runs."""
+    unfit = {run: run.port.unfit(check_in) for run in turns.runs}
+    fits = {run for run, why in unfit.items() if not why}
+    why = (
+        "; ".join(f"{run.port.name}: {why}" for run, why in unfit.items())
+        or "no run is served here now"
+    )
+    device = SharedDevice(driver, msgspec.structs.replace(check_in, held=None), fits)
+    port = SharedPort(turns, device)
+    ineligible = "" if fits else why[:MAX_TEXT]
+    said = {run.port.name: run.port.warning_for(check_in.device) for run in turns.runs}
+    warning = "; ".join(f"{name}: {text}" for name, text in said.items() if text)[:MAX_TEXT]
+    welcomed = welcome(check_in, heartbeat, ineligible, warning=warning)
+    return Admitted(port, welcomed, 0, 0)
 
 
 def find_signer(files: Sequence[Path]) -> Signer | None:

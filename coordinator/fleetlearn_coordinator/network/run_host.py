@@ -103,6 +103,9 @@ class RunHost(Protocol):
         no device caused. ``name``: the run's, of several. ``served``: where in its object store
         what devices fetch may be published; None: it has none."""
 
+    def drop_run(self, run: ServedRun) -> None:
+        """The run, of several, is not served any more. Its devices were told."""
+
     # The devices
 
     @property

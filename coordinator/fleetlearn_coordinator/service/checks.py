@@ -27,7 +27,6 @@ from fleetlearn_protocol.errors import FleetError, in_words, many
 from fleetlearn_protocol.manifest import Manifest
 
 from fleetlearn_coordinator.network import process_settings
-from fleetlearn_coordinator.plan import gateway_rules
 from fleetlearn_coordinator.plan.distil_files import check_distillation
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.privacy_terms import epsilon_after, noise_multiplier
@@ -385,15 +384,10 @@ def check_identities(service: ServiceSettings) -> Checks:
 
 
 def check_gateways(service: ServiceSettings) -> Checks:
-    """Check that a service's gateways can be started, and that there are cores for them."""
+    """Check that there are cores for a service's gateways."""
     if not service.gateways:
         return
     found = f"{many(service.gateways, 'gateway')} beside the engine process"
-    try:
-        gateway_rules.check_gateways(service)
-    except FleetError as error:
-        yield CheckView("gateways", BAD, error.text, "mend the service file")
-        return
     cores = os.cpu_count() or 1
     text = f"{found}; this machine has {many(cores, 'core')}"
     if service.gateways >= cores > 1:

@@ -103,33 +103,35 @@ def serve_engine(plan: Plan, *, service: ServiceSettings, stay: bool = False) ->
     async def within() -> RunResult:
         with (
             process_for_serving() as stopped,
-            parent_ended(partial(_end, stopped)),
-            asked_to_replace(partial(_leave, stopped)),
+            parent_ended(partial(end_by, stopped)),
+            asked_to_replace(partial(leave, stopped)),
         ):
-            await _wait_for_lock(plan, stopped)
+            await wait_for_lock(lambda: find_storage(plan.data_dir).is_locked(), stopped)
             return await _serve(plan, service, stopped, stay=stay)
 
     return asyncio.run(within())
 
 
-async def _wait_for_lock(plan: Plan, stopped: asyncio.Future[str]) -> None:
-    """Wait LOCK_PATIENCE seconds at most until no other process has the run: an engine process
-    whose supervisor was killed ends soon."""
+async def wait_for_lock(is_locked: Callable[[], bool], stopped: asyncio.Future[str]) -> None:
+    """Wait LOCK_PATIENCE seconds at most until no other process has the run, or the runs: an engine
+    process whose supervisor was killed ends soon. ``is_locked`` is called in a thread."""
     until = time.monotonic() + LOCK_PATIENCE
     with suppress(FleetError, OSError):  # who opens the run says it better
         while not stopped.done() and time.monotonic() < until:
-            if not await asyncio.to_thread(find_storage(plan.data_dir).is_locked):
+            if not await asyncio.to_thread(is_locked):
                 return
             await asyncio.wait({stopped}, timeout=0.1)
 
 
-def _leave(stopped: asyncio.Future[str]) -> None:
+def leave(stopped: asyncio.Future[str]) -> None:
+    """Set ``stopped``, unless it is, with REPLACED."""
     if not stopped.done():
         logger.info("SIGUSR1: ending, for the next engine process; devices stay connected")
         stopped.set_result(REPLACED)
 
 
-def _end(stopped: asyncio.Future[str], why: str) -> None:
+def end_by(stopped: asyncio.Future[str], why: str) -> None:
+    """Set ``stopped``, unless it is, with this reason for people."""
     if not stopped.done():
         logger.info("%s: telling the devices to come back later, then stopping", why)
         stopped.set_result(f"stopped: {why}")

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from functools import partial
 from typing import Any
 
@@ -16,11 +16,13 @@ from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.messages import CheckIn, ComeBack
 from fleetlearn_protocol.systemd import READY, notify_systemd
 
+from fleetlearn_coordinator.gateways.engine_host import EngineHost
+from fleetlearn_coordinator.gateways.parent import parent_ended
+from fleetlearn_coordinator.gateways.replacing import asked_to_replace
 from fleetlearn_coordinator.network import peer_log, process_settings
-from fleetlearn_coordinator.network.content_port import content_descriptors, content_port
+from fleetlearn_coordinator.network.content_port import content_descriptors
 from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host, spread
-from fleetlearn_coordinator.plan.gateway_rules import check_gateways
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.scaled_plan import scale_plan
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
@@ -38,7 +40,16 @@ from fleetlearn_coordinator.service.monitoring.port import monitoring
 from fleetlearn_coordinator.service.page import page_descriptors, page_port
 from fleetlearn_coordinator.service.run_clock import Clocks
 from fleetlearn_coordinator.service.run_log import RunLog
-from fleetlearn_coordinator.service.serve import SWEEP, check_places, process_for_serving
+from fleetlearn_coordinator.service.serve import (
+    REPLACED,
+    SWEEP,
+    caches_port,
+    check_places,
+    end_by,
+    leave,
+    process_for_serving,
+    wait_for_lock,
+)
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several.operations import Operations, log_operations
 from fleetlearn_coordinator.service.several.shared_server import SharedRunServer
@@ -64,24 +75,38 @@ AGAIN = 10.0
 """Seconds until a run whose store was away is tried again."""
 
 
-def serve_runs(service: ServiceSettings) -> str:
+def serve_runs(service: ServiceSettings, *, engine: bool = False) -> str:
     """Serve the runs of a service, ``service.runs``, until SIGTERM, SIGINT or SIGHUP ends it.
-    Blocks. Returns why it ended.
+    Blocks. Returns why it ended. ``engine``: as the engine process of ``service.gateways``
+    gateways, which a supervisor has started: it ends in an orderly way when the supervisor does.
 
     Raises StoreError (another coordinator serves these runs), OSError (the address cannot be
     listened on).
     """
-    return asyncio.run(_serve(service))
+    return asyncio.run(_serve(service, engine))
 
 
-async def _serve(service: ServiceSettings) -> str:
-    with process_for_serving() as stopped:
+async def _serve(service: ServiceSettings, engine: bool) -> str:
+    with process_for_serving() as stopped, ExitStack() as stack:
+        if engine:
+            stack.enter_context(parent_ended(partial(end_by, stopped)))
+            stack.enter_context(asked_to_replace(partial(leave, stopped)))
+            await _wait_for_lock(service, stopped)
         async with hosting(service, stopped.done) as runs:
             process_settings.collect_garbage_rarely()
             await runs.wait(stopped)
-            await runs.send_all_away()
+            if not stopped.done() or stopped.result() != REPLACED:
+                await runs.send_all_away()
         logger.info("%s", stopped.result(), extra=said("ended", reason=stopped.result()))
         return stopped.result()
+
+
+async def _wait_for_lock(service: ServiceSettings, stopped: asyncio.Future[str]) -> None:
+    """Wait until an engine process whose supervisor was killed has ended, LOCK_PATIENCE seconds at
+    most."""
+    assert service.runs is not None
+    with closing(Runs(service.runs)) as wanted:
+        await wait_for_lock(wanted.is_locked, stopped)
 
 
 @asynccontextmanager
@@ -91,27 +116,23 @@ async def hosting(
     """Serve the runs of a service, with their data directories open and the host listening, until
     the block is left. ``stopping``: returns whether the process was told to stop."""
     assert service.runs is not None
-    if service.gateways:
-        check_gateways(service)
     if service.bus is not None:
         text = "bus does not go with runs: it is about one plan. Leave bus out, or serve one plan"
         raise ServiceError(Code.BAD_MESSAGE, text)
     with closing(Runs(service.runs)) as wanted, wanted.lock():
         identities = None if service.identities is None else open_identities(service.identities)
         try:
-            files = most_spool_files(service.uploads) * (len(wanted.runs()) + RUNS_TO_COME)
-            files += page_descriptors(service) + content_descriptors(service)
-            places = process_settings.places(service.max_connections, files=files)
-            host = Host(
-                service, places, None if identities is None else Gate(identities), several=True
-            )
+            host, places = _make_host(service, len(wanted.runs()), identities, stopping)
             runs = HostedRuns(service, host, places, wanted, identities)
             async with (
                 host,
                 administrators_port(service, host) as runs.live,
                 monitoring(service, host, stopping, service.runs) as runs.monitor,
             ):
+                if places is None:  # devices may be here at once: each must find its run
+                    await runs.look()
                 await host.listen()
+                runs.listen_at(host.address)
                 notify_systemd(READY)
                 logger.info(
                     "listening on %s, runs in %s",
@@ -121,7 +142,7 @@ async def hosting(
                 )
                 try:
                     runs.begin()
-                    async with page_port(service, host), content_port(service, host.find_content):
+                    async with page_port(service, host), caches_port(service, host):
                         yield runs
                 finally:
                     await runs.end()
@@ -130,14 +151,33 @@ async def hosting(
                 identities.close()
 
 
+def _make_host(
+    service: ServiceSettings,
+    runs: int,
+    identities: Identities | None,
+    stopping: Callable[[], bool],
+) -> tuple[Host | EngineHost, process_settings.DescriptorShares | None]:
+    """Return the host of this many runs, and how many connections it has descriptors for; None:
+    gateways have the connections."""
+    if service.gateways:
+        assert service.runs is not None
+        host = EngineHost(service, service.gateways, service.runs, stopping, several=True)
+        return host, None
+    files = most_spool_files(service.uploads) * (runs + RUNS_TO_COME)
+    files += page_descriptors(service) + content_descriptors(service)
+    places = process_settings.places(service.max_connections, files=files)
+    gate = None if identities is None else Gate(identities)
+    return Host(service, places, gate, several=True), places
+
+
 class HostedRuns:
     """The runs of a host. Each second it looks at what is wanted of them, and makes it so."""
 
     def __init__(
         self,
         service: ServiceSettings,
-        host: Host,
-        places: process_settings.DescriptorShares,
+        host: Host | EngineHost,
+        places: process_settings.DescriptorShares | None,
         wanted: Runs,
         identities: Identities | None,
     ) -> None:
@@ -181,7 +221,7 @@ class HostedRuns:
                 peer_log.flush()
                 await self.look()
             except Exception as error:
-                self.host.shared.failed(error)
+                self.host.fail(error)
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(SWEEP):
@@ -225,6 +265,11 @@ class HostedRuns:
     def servers(self) -> Iterable[tuple[str, RunServer]]:
         """Return the runs that are served, by name."""
         return [(self._names[number], run.server) for number, run in self._open.items()]
+
+    def listen_at(self, address: str) -> None:
+        """Devices connect to this URL."""
+        for run in self._open.values():
+            run.listens_at(address)
 
     async def look(self) -> None:
         """Look at what is wanted of the runs, and at how they are, and do what follows."""
@@ -296,7 +341,8 @@ class HostedRuns:
                 plan = scale_plan(plan, wanted.split.share)
             prepare = self._prepare_canary(wanted, plan)
             plan.check_served(self._service)
-            check_places(plan, self._service, self._places)
+            if self._places is not None:
+                check_places(plan, self._service, self._places)
             if plan.secure is not None:
                 manifest = open_bundle(plan.bundle).manifest
                 await look_at_helper(plan, manifest, RunLog(wanted.name))

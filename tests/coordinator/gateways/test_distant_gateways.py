@@ -198,7 +198,7 @@ async def test_an_object_that_does_not_count_is_removed(
         assert isinstance(await a.upload(task, update_of(3e38)), Refused)
         await until(lambda: not behind.objects("arrived"))
         link = link_of(behind.gateways[0])
-        spool = behind.server.host.spool
+        spool = behind.server.host.runs[""].spool
         alive = link._puts[77]
         dead = first_number(spool.generation - 1, 0) + 77
         link._objects.put(arrived_key(dead), b"of a gateway of an earlier engine")

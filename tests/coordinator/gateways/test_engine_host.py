@@ -174,7 +174,9 @@ async def test_a_gateway_dies(make_plan: PlanMaker) -> None:
         await until(lambda: [*server.host.devices] == ["c"])
         assert len(server.engine.accepted) == 1
         taken = len(blobs._spool) - len(blobs._free)
-        assert taken == server.host._each + 1, "those of the other gateway, and the accepted update"
+        assert taken == server.host._behind.each + 1, (
+            "those of the other gateway, and the accepted update"
+        )
         await behind.begin_gateway(0)
         held = Held(tasks[1].task, tasks[1].round)
         b = await behind.join("b", 1, held=held)
@@ -364,7 +366,7 @@ async def test_a_full_disk_of_a_gateway_ends_the_run(
         def fail(*arguments: object) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(behind.gateways[0].link.spool, "write_spool_file", fail)
+        monkeypatch.setattr(behind.gateways[0].link.runs[""].spool, "write_spool_file", fail)
         await a.send_update(grant, update_of(1.0))
         with pytest.raises(FleetError, match=r"gateway 0: .*no space left on device"):
             await behind.server.done
@@ -375,7 +377,7 @@ async def test_a_late_gateway_serves_what_is_published_next(make_plan: PlanMaker
     """The files that it hears of first are gone by then: that is no error."""
     async with gateway_fleet(make_plan(round__goal=1)) as behind:
         link = behind.gateways[0].link
-        newest = behind.server.host._published.newest
+        newest = behind.server.host.runs[""].published.newest
         link.received(encode_batch([PublishContents(("e" * 64,), ("f" * 64,))]))
         link.received(encode_batch([PublishOlder("d" * 64), PublishContents(newest, ())]))
         a = await behind.join("a", 0)

@@ -225,7 +225,7 @@ async def file_cannot_be_written(behind: GatewayFleet) -> None:
 
 async def gateway_forgot(behind: GatewayFleet) -> None:
     for gateway in behind.gateways:
-        own = gateway.link._sums
+        own = gateway.link.runs[""].sums
         # A task is in its sum once the thread that adds it has done so.
         await until(lambda own=own: any(each.tasks for each in own._sums.values()))
         next(each for each in own._sums.values() if each.tasks).tasks.pop()
@@ -265,7 +265,7 @@ def test_a_gateway_that_adds_too_slowly(
 
     async def slow(behind: GatewayFleet) -> None:
         for gateway in behind.gateways:
-            gateway.link._sums._thread.submit(release.wait)
+            gateway.link.runs[""].sums._thread.submit(release.wait)
 
     async def test() -> None:
         alone = await undisturbed(fedavg(tmp_path, "alone"))

@@ -79,6 +79,13 @@ def test_a_planted_mistake_is_found() -> None:
     assert changes(now, other), "a NamedTuple takes no new fields"
 
 
+def begins_with(now: Any, was: Any) -> bool:
+    """Return whether arrays, and those in them, have grown at their ends alone."""
+    if isinstance(was, list):
+        return len(now) >= len(was) and all(map(begins_with, now, was))
+    return bool(now == was)
+
+
 @pytest.mark.parametrize("side", ["to_engine", "to_gateway"])
 def test_what_an_earlier_release_said_is_understood(side: str) -> None:
     decode = {"to_engine": wire.decode_for_engine, "to_gateway": wire.decode_for_gateway}[side]
@@ -88,7 +95,7 @@ def test_what_an_earlier_release_said_is_understood(side: str) -> None:
         assert type(message).__name__ == name
         again = msgspec.msgpack.decode(wire.encode_batch([message]))
         (was,) = msgspec.msgpack.decode(batch)
-        assert again[0][: len(was)] == was, name
+        assert begins_with(again[0], was), name
     (hello,) = wire.decode_for_engine(bytes.fromhex(RECORDED[1]["to_engine"][0][1]))
     assert (hello.wire, hello.oldest) == (1, 1)
 

@@ -45,6 +45,3 @@ def test_gateways_leave_a_core_to_the_engine_process(monkeypatch: pytest.MonkeyP
     (many,) = check_gateways(ServiceSettings(gateways=4))
     assert many.state == "warning"
     assert many.do == "gateways = 3 leaves a core to the engine process"
-    (refused,) = check_gateways(ServiceSettings(gateways=1, runs=Path("runs")))
-    assert refused.state == "bad"
-    assert "does not go with runs" in refused.found

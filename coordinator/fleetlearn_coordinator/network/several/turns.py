@@ -18,12 +18,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from fleetlearn_protocol.errors import MAX_TEXT, Code
 from fleetlearn_protocol.messages import Cancel, CheckIn, ComeBack, FromCoordinator
 
 from fleetlearn_coordinator.conversation.port import RunPort
-from fleetlearn_coordinator.network.driver import ConnectionDriver, ServedRun
+from fleetlearn_coordinator.network.driver import ServedRun
 
 PLACED_TOGETHER = 256
 """Devices that are offered to the runs before other connections have their turn: some 10 ms."""
@@ -42,11 +43,24 @@ class SharedRun:
     came."""
 
 
+class ServingConnection(Protocol):
+    """A device's connection, as the runs see it that it serves one after the other."""
+
+    def serve(self, run: ServedRun, port: RunPort, *, is_first: bool) -> None:
+        """From now on the device serves this run. ``is_first``: for the first time on this
+        connection: it may fetch what the first task needs."""
+
+    @property
+    def uploading(self) -> str | None:
+        """The task whose update is on its way here. None: there is none, or another process
+        knows."""
+
+
 @dataclass(slots=True, eq=False)
 class SharedDevice:
     """A connected device, and which runs it has to do with."""
 
-    driver: ConnectionDriver
+    driver: ServingConnection
     check_in: CheckIn
     """What it says of itself, without the update that it brought."""
     fits: set[SharedRun]
@@ -106,8 +120,7 @@ class Turns:
         self._gathering.pop(run, None)
         for device in self.devices.values():
             if device.serves is run:
-                upload = device.driver.conversation.upload
-                task = run.port.task_of(device.name) if upload is None else upload.report.task
+                task = device.driver.uploading or run.port.task_of(device.name)
                 if task is not None:
                     self._tell(device.name, Cancel(task, Code.NOT_WANTED, text[:MAX_TEXT]))
                 device.serves = None
@@ -210,10 +223,9 @@ class Turns:
                 continue
             if device.serves is not None:
                 raise RuntimeError(f"device {name} has a task of {device.serves.port.name} already")
-            device.serves, device.driver.run = run, run.served
-            if run not in device.allowed:
-                device.allowed.add(run)
-                device.driver.allow_first_task(run.port)
+            device.serves = run
+            device.driver.serve(run.served, run.port, is_first=run not in device.allowed)
+            device.allowed.add(run)
             device.declined.clear()
             for other in list(device.waits):
                 if other is not run:

@@ -35,10 +35,11 @@ class SharedRunServer(RunServer):
         """``turns``: the host's. ``population``, ``split``: which devices the run is for."""
         self.name, self._turns = name, turns
         self._population, self.split = population, split
+        self.task_prefix = run.store.run
         super().__init__(run, host)
         self.spool = GuardedSpool(run.store.blobs, self.fail)
         rule = self.engine.settings
-        self.task_prefix, self.patience = run.store.run, rule.deadline * (2 if rule.carry else 1)
+        self.patience = rule.deadline * (2 if rule.carry else 1)
         self._started = False
         self._telling = 0
         """How many calls of ``_tell_all`` are under way, one within the other."""
@@ -105,6 +106,7 @@ class SharedRunServer(RunServer):
         if not self.host.ended:
             self._turns.drop(self._turn, why)
             self.host.forget_uploads(self.spool, unless=())
+            self.host.drop_run(self._served)
             self.host.grant()
 
     # What the host asks

@@ -1,0 +1,163 @@
+"""One run whose devices are connected to gateways, as the engine process's host has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.errors import Code, FleetError
+
+from fleetlearn_coordinator.aggregation.partial_sum import Adders
+from fleetlearn_coordinator.conversation.begun import BegunUpload, decode_begun
+from fleetlearn_coordinator.conversation.port import Port, RunPort
+from fleetlearn_coordinator.gateways import wire
+from fleetlearn_coordinator.gateways.gateway_adders import CollectsSums, GatewayAdders, SpokenTo
+from fleetlearn_coordinator.gateways.lent_files import LentFiles
+from fleetlearn_coordinator.gateways.published_files import PublishedFiles
+from fleetlearn_coordinator.network.driver import ServedRun
+from fleetlearn_coordinator.network.transfers.store_publisher import StorePublisher
+from fleetlearn_coordinator.storage.lent_spool import ArrivedSpool, LendableSpool
+
+CONTENTS = "served"
+"""The folder with what devices fetch, in the run's data directory."""
+
+
+@runtime_checkable
+class GivesUpdatesAway(Protocol):
+    """A run whose updates others may add."""
+
+    def let_add(self, adders: Adders, count: int) -> CollectsSums | None:
+        """Have these processes, of which there are ``count``, add the updates that they store.
+        Returns whom they tell; None: they are to add none."""
+
+
+@runtime_checkable
+class ReleasesUploads(Protocol):
+    """A run that keeps begun uploads."""
+
+    def release_upload(self, spool_file: int) -> bool:
+        """Part from the begun upload in this spool file, whose bytes go on coming. Returns whether
+        the run had it."""
+
+
+class KnownGateway(SpokenTo, Protocol):
+    """A gateway that has said hello: gateway_link.py."""
+
+    number: int
+    wire: int
+    """The version of the messages that both sides speak."""
+    apart: bool
+    """Whether it is on another machine."""
+
+
+class Gateways(NamedTuple):
+    """The gateways of a host."""
+
+    links: Mapping[int, SpokenTo]
+    """Number of a gateway that has said hello -> what is said to it."""
+    wanted: int
+    """How many there are to be."""
+    each: int
+    """How many spool files of a run each of them has at a time."""
+
+
+class RunBehind:
+    """A run, from ``RunHost.serve_run`` to ``RunHost.drop_run``."""
+
+    def __init__(
+        self, served: ServedRun, bundles: Iterable[Bundle], gateways: Gateways, name: str
+    ) -> None:
+        """``name``: as ``run`` of its messages. Raises FleetError where its spool files cannot be
+        lent; OSError."""
+        port = served.port
+        if not isinstance(port.spool, LendableSpool):
+            raise FleetError(
+                Code.BAD_MESSAGE, "gateways need the run's spool files in a folder of this machine"
+            )
+        self.served, self.name, self.spool = served, name, port.spool
+        folder = self.spool.folder
+        releases = port.release_upload if isinstance(port, ReleasesUploads) else None
+        self.files = LentFiles(self.spool, gateways.each, releases)
+        self.published = PublishedFiles(folder / CONTENTS)
+        self.adders = GatewayAdders(gateways.links, folder, name)
+        if isinstance(port, GivesUpdatesAway):
+            self.adders.run = port.let_add(self.adders, gateways.wanted)
+        self.urls: dict[str, str] = {}
+        """SHA-256 of a content -> where devices can fetch it in the object store."""
+        self.store: StorePublisher | None = None
+        """What gateways on other machines fetch for their devices, unless ``served`` has it."""
+        self.stored_bundles: tuple[str, ...] = ()
+        """The bundles' SHA-256, where their files are served as objects."""
+        self._bundles = tuple(str(bundle.path.absolute()) for bundle in bundles)
+
+    @property
+    def port(self) -> Port:
+        """The run, as conversations see it."""
+        return self.served.port
+
+    def set_up(self, gateway: KnownGateway, lost: list[int], page: int | None) -> None:
+        """Say what a gateway must know of the run. ``lost``: spool files of its hello that are
+        others' now. ``page``: the port of the coordinator's own page. Raises FleetError where the
+        gateway is on another machine, and the run is not for those."""
+        where, first_put = "", 0
+        if gateway.apart:
+            if not isinstance(self.spool, ArrivedSpool):
+                text = f"gateway {gateway.number} is on another machine, and the run has no bus"
+                raise FleetError(Code.BAD_MESSAGE, text)
+            where = self.spool.where_objects
+            first_put = self.files.begin_puts(gateway.number, self.spool)
+        probe = "?"
+        shown = self.port.shown(None, probe)
+        setup = wire.Setup(
+            self._bundles,
+            str(self.published.folder.absolute()),
+            str(self.spool.folder.absolute()),
+            tuple(lost),
+            page,
+            None if shown == probe else shown,
+            str(self.adders.folder),
+            gateway.wire,
+            where,
+            self.stored_bundles if gateway.apart else (),
+            first_put,
+            run=self.name,
+            name=self.served.name,
+        )
+        gateway.say(setup)
+        gateway.say(self.contents())
+
+    def contents(self) -> wire.PublishContents:
+        """Return what devices may fetch."""
+        published = self.published
+        return wire.PublishContents(published.newest, published.older, self.urls, self.name)
+
+    def gateway_lost(self, gateway: int) -> None:
+        """The gateway is gone: what it was lent is the run's again. Raises OSError."""
+        for number in self.files.take_back_all(gateway):
+            self.keep(number)
+        self.adders.lost(gateway)
+
+    def keep(self, number: int, begun: BegunUpload | None = None) -> None:
+        """The run has this spool file again. ``begun``: what it holds; None: what its checkpoint
+        says, if there is one."""
+        content = self.spool.find_checkpoint(number)
+        if begun is None and content is not None:
+            begun = decode_begun(content)
+        if begun is not None and begun.spool_file == number:
+            self.port.keep_upload(begun.device, begun)
+        else:
+            self.spool.free_spool_file(number)
+
+    def drop_checkpoint(self, number: int) -> None:
+        """The upload in this spool file is complete."""
+        if self.spool.find_checkpoint(number) is not None:
+            self.spool.drop_checkpoint(number)
+
+
+def name_of(port: Port, *, several: bool) -> str:
+    """Return what ``run`` is in the messages about a run."""
+    if not several:
+        return ""
+    of_several: RunPort = port  # type: ignore[assignment]
+    return of_several.task_prefix
