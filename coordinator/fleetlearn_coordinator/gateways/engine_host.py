@@ -442,6 +442,10 @@ class EngineHost:
             run.served.elsewhere.sweep()
             if run.store is not None:
                 run.store.sweep()
+        if self._listener is not None and now - self._orphans > ORPHANS:
+            self._orphans = now
+            live = self.runs[""].files.may_be_put()
+            self._loop.run_in_executor(None, self._drop_orphans, live)
         self.grant()
         if self.turns is not None:
             self.turns.sweep()
