@@ -24,7 +24,7 @@ from fleetlearn_coordinator.plan.service_settings import (
     ServiceSettings,
     is_service_file,
 )
-from fleetlearn_coordinator.service.serve import REPLACED, check_alone, serve_engine
+from fleetlearn_coordinator.service.serve import REPLACED, RunResult, check_alone, serve_engine
 from fleetlearn_coordinator.service.serve import serve as serve_plan
 from fleetlearn_coordinator.service.several_runs import serve_runs
 
@@ -103,8 +103,7 @@ def serve(
                 "run, and gateways listen at once",
             )
         elif engine:
-            if serve_engine(Plan.load(plan), service=settings, stay=stay).reason == REPLACED:
-                sys.exit(START_AGAIN)
+            _end(serve_engine(Plan.load(plan), service=settings, stay=stay))
         elif settings.gateways:
             common = ["--gateways", str(settings.gateways), "--log-level", log_level]
             common += [] if log_format is None else ["--log-format", log_format]
@@ -118,7 +117,13 @@ def serve(
             of_gateway += [] if file is None else ["--service", str(file)]
             sys.exit(_supervise(plan, settings, [*common, *own], of_gateway))
         else:  # its last words are in the log
-            serve_plan(Plan.load(plan), service=settings, stay=stay, standby=standby)
+            _end(serve_plan(Plan.load(plan), service=settings, stay=stay, standby=standby))
+
+
+def _end(result: RunResult) -> None:
+    """End the process with START_AGAIN where another is to take its place."""
+    if result.reason == REPLACED:
+        sys.exit(START_AGAIN)
 
 
 def _folder_of(plan: Path, settings: ServiceSettings) -> Path:

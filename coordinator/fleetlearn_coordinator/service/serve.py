@@ -80,6 +80,8 @@ def serve(
     standby: bool = False,
 ) -> RunResult:
     """Run the plan's training until it is finished, or SIGTERM, SIGINT or SIGHUP ends it. Blocks.
+    With a bus, SIGUSR1 ends it for the reason REPLACED: gateways are told nothing, and hold the
+    devices' connections until the next coordinator serves the run.
 
     ``service``: the settings of the process; the defaults where there are none. ``stay``: once
     finished, go on telling devices so until a signal comes. ``standby``: wait while another
@@ -153,7 +155,9 @@ async def serve_async(
             f"gateways = {settings.gateways} starts processes: serve the plan by the command "
             "`fleetlearn-coordinator serve`, or leave gateways out",
         )
-    with process_for_serving() as stopped:
+    # With a bus gateways hold the devices' connections, as those of a supervisor do.
+    may_leave = nullcontext if settings.bus is None else asked_to_replace
+    with process_for_serving() as stopped, may_leave(partial(leave, stopped)):
         if not standby:
             return await _serve(plan, settings, stopped, stay=stay)
         check_alone(plan, settings)
