@@ -30,7 +30,12 @@ def pytest_sessionstart() -> None:
 
             yield behind.server, join
 
-    peers.fleet = fleet
+    @asynccontextmanager
+    async def serving(plan: Any, **service: Any) -> Any:
+        async with distant_fleet(plan, place, 1, **service) as behind:
+            yield behind.server
+
+    peers.fleet, peers.serving = fleet, serving
 
 
 def pytest_sessionfinish() -> None:

@@ -164,6 +164,7 @@ class DistantPlace(NamedTuple):
         folder = str(self.folder / self.token / f"gateway-{number}")
         own = {"run": plan.name, "name": f"gateway-{number}", "data_dir": folder}
         keys = {"port": 0, "bus": self.bus, "nats": {"prefix": self.token}, "gateway": own}
+        service.pop("identities", None)  # the engine has them
         return ServiceSettings.read({**keys, **service})
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from fleetlearn_protocol.addresses import is_loopback
 from fleetlearn_protocol.command_line import stop_signals
 from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.systemd import ALIVE, READY, STOPPING, notify_systemd
@@ -19,6 +20,7 @@ from fleetlearn_coordinator.gateways.engine_link import GatewayConnections
 from fleetlearn_coordinator.gateways.gateway_host import GatewayHost
 from fleetlearn_coordinator.gateways.nats_gateway import NatsGateway
 from fleetlearn_coordinator.gateways.nats_place import check_place, place_of
+from fleetlearn_coordinator.gateways.remote_gate import RemoteGate
 from fleetlearn_coordinator.network import peer_log, process_settings
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.storage.lock import locked_folder
@@ -76,12 +78,6 @@ async def distant_gateway_running(service: ServiceSettings) -> AsyncIterator[Gat
             "the service file has no [gateway]: it says which run the gateway is for, "
             'such as run = "digits"',
         )
-    if service.identities is not None:
-        raise ServiceError(
-            Code.BAD_MESSAGE,
-            "identities: a gateway on another machine cannot look credentials up yet. Leave "
-            "identities out, and let devices in by a proxy that knows them",
-        )
     place = place_of(service, settings.run)
     assert place is not None  # [gateway] needs it
     await check_place(place, "fleetlearn gateway")
@@ -89,14 +85,24 @@ async def distant_gateway_running(service: ServiceSettings) -> AsyncIterator[Gat
     folder.mkdir(parents=True, exist_ok=True)
     objects = None if service.blobs is None else f"{service.blobs.rstrip('/')}/{settings.run}"
 
+    gate = RemoteGate()
+
     def make_link(host: GatewayConnections) -> DistantLink:
-        return DistantLink(host, os.getpid(), folder, service.uploads, objects)
+        return DistantLink(
+            host,
+            os.getpid(),
+            folder,
+            service.uploads,
+            objects,
+            gate,
+            open_to_all=service.open or is_loopback(service.host),
+        )
 
     files = 3 * service.uploads + 1
     places = process_settings.places(service.max_connections, files=files)
     with locked_folder(folder, "gateway"):
         host = GatewayHost(
-            service, places, None, gateway=-1, process=os.getpid(), make_link=make_link
+            service, places, gate, gateway=-1, process=os.getpid(), make_link=make_link
         )
         link = link_of(host)
         buses = NatsGateway(place, settings.own_name, link, link.number)

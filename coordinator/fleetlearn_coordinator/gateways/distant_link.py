@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from fleetlearn_protocol.errors import FleetError
+from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.messages import CheckIn, Report
 
 from fleetlearn_coordinator.conversation.begun import Announced, BegunUpload
@@ -27,10 +27,12 @@ from fleetlearn_coordinator.gateways.engine_link import (
     OpenQuestion,
 )
 from fleetlearn_coordinator.gateways.own_spool import OwnSpool
+from fleetlearn_coordinator.gateways.remote_gate import RemoteGate
 from fleetlearn_coordinator.gateways.remote_port import RemotePort
 from fleetlearn_coordinator.gateways.remote_spool import RemoteSpool
 from fleetlearn_coordinator.gateways.stored_contents import StoredContents
 from fleetlearn_coordinator.network.peer_log import logger
+from fleetlearn_coordinator.plan.service_settings import ServiceError
 from fleetlearn_coordinator.storage.arrived import PUTS, arrived_key
 from fleetlearn_coordinator.storage.errors import StoreUnavailableError
 from fleetlearn_coordinator.storage.object_store import Objects
@@ -86,15 +88,22 @@ class DistantLink(EngineLink):
         folder: Path,
         uploads: int,
         objects: str | None,
+        gate: RemoteGate,
+        *,
+        open_to_all: bool,
     ) -> None:
         """``folder``: this gateway's own. ``uploads``: how many arrive at a time at most.
         ``objects``: the URL below which the run's objects are, as this machine reaches it; None: as
-        the engine process does. Raises OSError."""
+        the engine process does. ``gate``: the doorkeeper of this gateway's connections.
+        ``open_to_all``: whether devices need not be enrolled, where the engine process knows none.
+        Raises OSError."""
         super().__init__(host, -1, process)
         self.own = OwnSpool(folder, uploads)
         self.failure: asyncio.Future[None] = self._loop.create_future()
         """Gets an error that ends this gateway, and no other process."""
         self.apart = True
+        self.gate, self._open_to_all = gate, open_to_all
+        gate.engine = self
         self._url = objects
         self._names: tuple[str, ...] = ()
         """The bundles' SHA-256."""
@@ -128,6 +137,7 @@ class DistantLink(EngineLink):
         return super().speak_on(bus)
 
     def lost(self, why: str) -> None:
+        self.gate.lost(self._loop.time())
         self._puts = range(0)
         self._heard_of.clear()
         if self._fetching is not None:
@@ -190,6 +200,13 @@ class DistantLink(EngineLink):
         return bool(later) and sha256 not in (*later[-1].newest, *later[-1].older)
 
     async def _fetch_bundles(self, setup: wire.Setup) -> None:
+        if not setup.knows_devices and not self._open_to_all:
+            raise ServiceError(
+                Code.BAD_MESSAGE,
+                "other machines can connect to this gateway, and the engine process has no "
+                "identities: whoever connects would be a device, under any name. Name a folder for "
+                "identities in the engine's service file, or say open = true in this gateway's",
+            )
         self._objects = await asyncio.to_thread(Objects, self._url or setup.objects)
         self._copies.served = ServedObjects(self._objects)
         folders = []
@@ -202,6 +219,7 @@ class DistantLink(EngineLink):
             setup, bundles=tuple(folders), contents=str(self._copies.folder)
         )
         self.do(own)
+        self.gate.began(setup.knows_devices, self._let_in())
         self._puts = range(setup.first_put, setup.first_put + PUTS)
         waiting, self._to_save = self._to_save, []
         for saving in waiting:
@@ -265,7 +283,18 @@ class DistantLink(EngineLink):
             )
             self.say(message)
 
+    def _let_in(self) -> list[str]:
+        """Return the devices that were let in because they are enrolled."""
+        connections = (driver.connection for driver in self._host.connections)
+        return [each.known.device for each in connections if each.known is not None]
+
     def do(self, message: wire.ToGateway) -> None:
+        if isinstance(message, wire.DeviceKnown | wire.DeviceUnknown | wire.EnrolledNow):
+            self.gate.heard(message, self._loop.time())
+            return
+        if isinstance(message, wire.EnrolmentsChanged):
+            self.gate.changed(self._let_in())
+            return
         if isinstance(message, wire.Answered | wire.QuestionRefused):
             asked = self._questions.get(message.question)
             if asked is not None and isinstance(asked.message, wire.AskSave):

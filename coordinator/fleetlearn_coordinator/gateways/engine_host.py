@@ -26,7 +26,9 @@ from fleetlearn_coordinator.gateways.local_bus import listen_locally
 from fleetlearn_coordinator.gateways.nats_listener import NatsListener
 from fleetlearn_coordinator.gateways.nats_place import place_of
 from fleetlearn_coordinator.gateways.run_behind import Gateways, RunBehind, name_of
+from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
 from fleetlearn_coordinator.network.driver import ServedRun
+from fleetlearn_coordinator.network.gate import Gate, too_often
 from fleetlearn_coordinator.network.host import find_signer
 from fleetlearn_coordinator.network.loop_lag import LoopLag
 from fleetlearn_coordinator.network.output_gate import OutputGate
@@ -68,10 +70,12 @@ class EngineHost:
         name: str = "",
         *,
         several: bool = False,
+        gate: Gate | None = None,
     ) -> None:
         """``folder``: the run's data directory, or that of several runs, with the socket.
         ``stopping``: returns whether the process was told to stop. ``name``: the plan's, by which
-        the bus knows the run. Raises FleetError where a signing key cannot be used."""
+        the bus knows the run. ``gate``: who may connect to gateways on other machines, if not
+        everybody. Raises FleetError where a signing key cannot be used."""
         self.heartbeat, self.region = service.heartbeat, service.region
         self.address = ""
         self.lag = LoopLag()
@@ -92,6 +96,8 @@ class EngineHost:
         each = 2 * share(service.uploads, max(1, gateways)) + 1
         self._behind = Gateways(self.gateways, gateways, each)
         self._service, self._name = service, name
+        self.gate = gate
+        self._budgets = DeviceBudgets(service.limits.device_check_ins)
         self._listener: NatsListener | None = None
         """Where gateways on other machines come in."""
         self._orphans = -ORPHANS
@@ -259,10 +265,15 @@ class EngineHost:
             link.say(wire.RunOver(gone))
         for run in self.runs.values():
             lost = run.files.claim(hello.gateway, held.get(run.name, []))
-            run.set_up(link, lost, self._page)
+            run.set_up(link, lost, self._page, knows_devices=self.gate is not None)
         self._lend(link)
         self.address = self.address or hello.address
         self._first.set()
+
+    def count_check_in(self, device: str) -> None:
+        """Count a check-in at a gateway on another machine. Raises RefusalError: too many."""
+        if self._budgets.check_in(device, self._loop.time()):
+            raise too_often(device)
 
     def lost(self, link: GatewayLink) -> None:
         """A gateway is gone, and with it its devices' connections."""
@@ -442,6 +453,10 @@ class EngineHost:
             run.served.elsewhere.sweep()
             if run.store is not None:
                 run.store.sweep()
+        if self.gate is not None and self.gate.look() is not None:
+            for link in self.gateways.values():
+                if link.apart:
+                    link.say(wire.EnrolmentsChanged())
         if self._listener is not None and now - self._orphans > ORPHANS:
             self._orphans = now
             live = self.runs[""].files.may_be_put()

@@ -51,6 +51,7 @@ class GatewayConnections(Protocol):
     address: str
     region: str | None
     """Of its devices. None: it has none."""
+    connections: set[ConnectionDriver]
     devices: dict[str, ConnectionDriver]
 
     def replace(self, driver: ConnectionDriver, address: str) -> None:

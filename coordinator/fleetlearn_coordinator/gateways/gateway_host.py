@@ -15,7 +15,7 @@ from fleetlearn_coordinator.gateways import wire
 from fleetlearn_coordinator.gateways.engine_link import EngineLink, GatewayConnections
 from fleetlearn_coordinator.gateways.run_there import RunThere
 from fleetlearn_coordinator.network.driver import ConnectionDriver, ServedRun
-from fleetlearn_coordinator.network.gate import Gate
+from fleetlearn_coordinator.network.gate import Doorkeeper
 from fleetlearn_coordinator.network.host import Host, spread
 from fleetlearn_coordinator.network.process_settings import DescriptorShares
 from fleetlearn_coordinator.network.transfers.contents import FramedContent, StoredContent
@@ -35,7 +35,7 @@ class GatewayHost(Host):
         self,
         service: ServiceSettings,
         places: DescriptorShares,
-        gate: Gate | None,
+        gate: Doorkeeper | None,
         *,
         gateway: int,
         process: int,

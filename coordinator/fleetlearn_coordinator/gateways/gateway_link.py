@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from fleetlearn_protocol.encodings import FLOAT32
@@ -29,11 +30,13 @@ from fleetlearn_coordinator.gateways.bus import Bus
 from fleetlearn_coordinator.gateways.run_behind import RunBehind
 from fleetlearn_coordinator.gateways.wire_version import WIRE, agreed_wire, why_refused
 from fleetlearn_coordinator.network.driver import ServedRun
+from fleetlearn_coordinator.network.gate import Gate, Offered, RefusalError
 from fleetlearn_coordinator.network.host import SOFTWARE, admit_to_runs, spread
 from fleetlearn_coordinator.network.output_gate import OutputOrder
 from fleetlearn_coordinator.network.peer_log import logger, say_seldom
 from fleetlearn_coordinator.network.several.turns import Turns
 from fleetlearn_coordinator.rounds.participation_limits import PrivacyLimitError
+from fleetlearn_coordinator.storage.identities import SecretHash
 
 NO_FIGURES = wire.GatewayFigures(0, 0, 0, {}, 0, 0, 0.0, None)
 
@@ -48,10 +51,15 @@ class RunsOfGateways(Protocol):
     """Which of several runs each device serves. None: there is one run."""
     devices: dict[str, RemoteDevice]
     ended: bool
+    gate: Gate | None
+    """Who may connect, where devices have to be enrolled."""
     most: int
     """Devices that may be connected."""
     region: str | None
     """As in ``RunHost``."""
+
+    def count_check_in(self, device: str) -> None:
+        """Count a check-in at a gateway on another machine. Raises RefusalError: too many."""
 
     def said_hello(self, link: GatewayLink, hello: wire.GatewayHello) -> None:
         """A gateway is there, or is there again."""
@@ -444,6 +452,33 @@ class GatewayLink:
         if run is not None:
             run.adders.made(message)
 
+    # Who may connect to a gateway on another machine
+
+    def _ask_known(self, message: wire.AskKnown) -> None:
+        gate = self._host.gate
+        offered = Offered(
+            SecretHash(message.credential),
+            message.device,
+            SecretHash(message.token),
+            SecretHash(message.next),
+        )
+        try:
+            if gate is None:
+                raise RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, "nobody has to be known here")
+            known = gate.check_offered(offered, message.certified, self._host.count_check_in)
+        except RefusalError as refusal:
+            self.say(
+                wire.DeviceUnknown(message.question, refusal.status, refusal.text, refusal.cause)
+            )
+        else:
+            self.say(wire.DeviceKnown(message.question, known.device, known.tags, known.enrolled))
+
+    def _ask_enrolled(self, message: wire.AskEnrolled) -> None:
+        gate = self._host.gate
+        enrolled = {} if gate is None else gate.identities.enrolled()
+        found = {each: enrolled[each] for each in message.devices if each in enrolled}
+        self.say(wire.EnrolledNow(message.devices, found))
+
     def _failed(self, message: wire.GatewayFailed) -> None:
         error = FleetError(Code.BUSY, f"gateway {self.number}: {message.text}")
         several = self._host.turns is not None
@@ -468,6 +503,8 @@ HANDLERS: dict[type, Callable[[GatewayLink, Any], None]] = {
     wire.GatewayFigures: GatewayLink._note_figures,
     wire.GatewayFailed: GatewayLink._failed,
     wire.PartialSumMade: GatewayLink._partial_sum,
+    wire.AskKnown: GatewayLink._ask_known,
+    wire.AskEnrolled: GatewayLink._ask_enrolled,
 }
 """What each message of a gateway that has said hello leads to."""
 

@@ -96,9 +96,17 @@ class RunBehind:
         """The run, as conversations see it."""
         return self.served.port
 
-    def set_up(self, gateway: KnownGateway, lost: list[int], page: int | None) -> None:
+    def set_up(
+        self,
+        gateway: KnownGateway,
+        lost: list[int],
+        page: int | None,
+        *,
+        knows_devices: bool = False,
+    ) -> None:
         """Say what a gateway must know of the run. ``lost``: spool files of its hello that are
-        others' now. ``page``: the port of the coordinator's own page. Raises FleetError where the
+        others' now. ``page``: the port of the coordinator's own page. ``knows_devices``: whether
+        devices have to be enrolled. Raises FleetError where the
         gateway is on another machine, and the run is not for those."""
         where, first_put = "", 0
         if gateway.apart:
@@ -123,6 +131,7 @@ class RunBehind:
             first_put,
             run=self.name,
             name=self.served.name,
+            knows_devices=knows_devices,
         )
         gateway.say(setup)
         gateway.say(self.contents())

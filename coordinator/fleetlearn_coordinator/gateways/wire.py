@@ -250,6 +250,27 @@ class PartialSumMade(WireMessage, frozen=True, tag=18):
     run: str = ""
 
 
+class AskKnown(WireMessage, frozen=True, tag=19):
+    """May this device connect to a gateway on another machine? The answer is ``DeviceKnown`` or
+    ``DeviceUnknown``. Not asked again where the bus is lost."""
+
+    question: int
+    credential: str
+    """SHA-256 of it, as of the other secrets; empty: none."""
+    device: str
+    token: str
+    next: str
+    certified: tuple[str, float] | None
+    """The device that its certificate is of, and the Unix time from which it is valid."""
+
+
+class AskEnrolled(WireMessage, frozen=True, tag=20):
+    """Who of these devices is enrolled still? The answer is ``EnrolledNow``. Not asked again where
+    the bus is lost."""
+
+    devices: tuple[str, ...]
+
+
 # --- To a gateway
 
 
@@ -282,6 +303,8 @@ class Setup(WireMessage, frozen=True, tag=1):
     run: str = ""
     name: str = ""
     """The run's name, of several."""
+    knows_devices: bool = False
+    """Whether devices have to be enrolled."""
 
 
 class Admission(WireMessage, frozen=True, tag=2):
@@ -447,6 +470,38 @@ class EngineAlive(WireMessage, frozen=True, tag=19):
     """The engine process does not stand still. Said once a second, whatever else it says."""
 
 
+class DeviceKnown(WireMessage, frozen=True, tag=23):
+    """The device may connect."""
+
+    question: int
+    device: str
+    tags: tuple[str, ...]
+    enrolled: float
+    """Unix time."""
+
+
+class DeviceUnknown(WireMessage, frozen=True, tag=24):
+    """The device may not connect."""
+
+    question: int
+    status: int
+    """Of HTTP."""
+    text: str
+    cause: str
+    """One of ``network/gate.py::CAUSES``."""
+
+
+class EnrolmentsChanged(WireMessage, frozen=True, tag=25):
+    """Devices were enrolled or revoked: a gateway on another machine asks about its own."""
+
+
+class EnrolledNow(WireMessage, frozen=True, tag=26):
+    """Device -> Unix time of its enrolment, of those that were asked about and are enrolled."""
+
+    asked: tuple[str, ...]
+    enrolled: dict[str, float]
+
+
 ToEngine: TypeAlias = (
     GatewayHello
     | AskAdmission
@@ -466,6 +521,8 @@ ToEngine: TypeAlias = (
     | GatewayFigures
     | GatewayFailed
     | PartialSumMade
+    | AskKnown
+    | AskEnrolled
 )
 ToGateway: TypeAlias = (
     Setup
@@ -490,6 +547,10 @@ ToGateway: TypeAlias = (
     | SeveralRuns
     | RunOver
     | ServesRun
+    | DeviceKnown
+    | DeviceUnknown
+    | EnrolmentsChanged
+    | EnrolledNow
 )
 
 _encoder = msgspec.msgpack.Encoder()

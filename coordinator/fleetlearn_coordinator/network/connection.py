@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from websockets.frames import DATA_OPCODES, CloseCode, Frame, Opcode
@@ -38,6 +39,7 @@ from fleetlearn_coordinator.conversation.limits import (
     WRITE_PAUSE,
     Bucket,
 )
+from fleetlearn_coordinator.conversation.pending import Pending
 from fleetlearn_coordinator.network.addresses import NOTHING, AddressUse
 from fleetlearn_coordinator.network.device_budgets import Budgets
 from fleetlearn_coordinator.network.frame_counter import FrameCounter
@@ -51,8 +53,11 @@ NO_TLS = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\
 class ConnectionOwner(Protocol):
     """The listener that accepted a connection, as the connection sees it."""
 
-    def respond(self, connection: DeviceConnection, request: Request) -> Response:
-        """Return the answer to the request that opens the connection, and set its ``known``."""
+    def respond(
+        self, connection: DeviceConnection, request: Request
+    ) -> Response | Pending[Response]:
+        """Return the answer to the request that opens the connection, here or later, and set its
+        ``known``."""
 
     def speaks_tls(self, connection: DeviceConnection) -> None:
         """The peer begins a TLS handshake, and this port has no TLS. The connection is ended
@@ -408,7 +413,23 @@ class DeviceConnection(asyncio.Protocol):
             self._owner.is_no_request()
         for event in events:
             assert isinstance(event, Request)
-            self.protocol.send_response(self._owner.respond(self, event))
+            response = self._owner.respond(self, event)
+            if isinstance(response, Pending):
+                self._held = True  # what else it sends waits
+                response.then(partial(self._respond, response))
+                return
+            self.protocol.send_response(response)
+        self._answered()
+
+    def _respond(self, response: Pending[Response], now: float) -> None:
+        """Send the answer to the request, which came later."""
+        if not self._ended:
+            self._held = False
+            self.protocol.send_response(response.result())
+            self._answered()
+            self._hand_on_soon()
+
+    def _answered(self) -> None:
         self._write()
         if self.protocol.state is not State.OPEN:
             self._stop_handling(reading=True)

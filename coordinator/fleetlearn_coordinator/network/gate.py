@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.messages import CheckIn
 from websockets.datastructures import Headers
 
+from fleetlearn_coordinator.conversation.pending import Pending
 from fleetlearn_coordinator.network.peer_log import logger
 from fleetlearn_coordinator.storage.errors import StoreUnavailableError
 from fleetlearn_coordinator.storage.identities import EnrolmentError, Identities, Known
@@ -49,6 +50,15 @@ class RefusalError(Exception):
         super().__init__(text)
         self.status, self.text = status, text
         self.cause = cause or CAUSE_OF[status]
+
+
+def too_often(device: str) -> RefusalError:
+    """Return why a device may not check in now that does so more often than it may."""
+    return RefusalError(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        f"{device} connects more often than a device may ([limits] of the coordinator's "
+        "service file). Try again later",
+    )
 
 
 class Offered(NamedTuple):
@@ -106,6 +116,20 @@ def certified_by(certificate: Mapping[str, Any]) -> tuple[str, float]:
     return names[0], float(ssl.cert_time_to_seconds(certificate["notBefore"]))
 
 
+class Doorkeeper(Protocol):
+    """Who decides which devices may connect: a ``Gate`` here, or one in another process."""
+
+    def check(
+        self, headers: Headers, certificate: Mapping[str, Any] | None, count: Callable[[str], None]
+    ) -> Known | Pending[Known | RefusalError | None] | None:
+        """As ``Gate.check``. The answer may come later, of a device that was counted elsewhere;
+        None: everybody may connect."""
+
+    def look(self) -> Callable[[Known], bool] | None:
+        """Return what says of a device that was let in whether it is still known; None: nothing has
+        changed since the last call. Called each second."""
+
+
 class Gate:
     """Lets devices in whose credential or certificate is known, and enrols those that bring a
     token."""
@@ -122,10 +146,20 @@ class Gate:
         """Return the device that may connect. A ``certificate`` alone decides, where TLS has taken
         one. ``count`` is called with the name of the device once it is certain, and may raise
         RefusalError. Raises RefusalError."""
+        certified = certified_by(certificate) if certificate else None
+        return self.check_offered(offered_by(headers), certified, count)
+
+    def check_offered(
+        self,
+        offered: Offered,
+        certified: tuple[str, float] | None,
+        count: Callable[[str], None] = lambda device: None,
+    ) -> Known:
+        """The same of what was found in the headers, whose secrets may be hashes, and in the
+        certificate (``certified_by``). Raises RefusalError."""
         try:
-            offered = offered_by(headers)
-            if certificate:
-                known = self._check_certificate(offered, certificate)
+            if certified is not None:
+                known = self._check_certificate(offered, *certified)
                 count(known.device)
                 return known
             return self._check(offered, count)
@@ -136,8 +170,13 @@ class Gate:
                 "the coordinator cannot look credentials up now; try again later",
             ) from None
 
-    def _check_certificate(self, offered: Offered, certificate: Mapping[str, Any]) -> Known:
-        device, begin = certified_by(certificate)
+    def look(self) -> Callable[[Known], bool] | None:
+        if not self.identities.changed():
+            return None
+        enrolled = self.identities.enrolled()
+        return lambda known: enrolled.get(known.device) == known.enrolled
+
+    def _check_certificate(self, offered: Offered, device: str, begin: float) -> Known:
         if offered.device not in ("", device):
             raise RefusalError(
                 HTTPStatus.FORBIDDEN,

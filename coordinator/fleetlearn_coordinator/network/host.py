@@ -34,7 +34,7 @@ from fleetlearn_coordinator.conversation.port import Admitted, Port, Spool
 from fleetlearn_coordinator.conversation.uploads import Uploads
 from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.network.driver import ConnectionDriver, ServedRun, Shared
-from fleetlearn_coordinator.network.gate import Gate
+from fleetlearn_coordinator.network.gate import Doorkeeper
 from fleetlearn_coordinator.network.listener import Listener
 from fleetlearn_coordinator.network.loop_lag import LoopLag
 from fleetlearn_coordinator.network.output_gate import OutputGate
@@ -51,6 +51,7 @@ from fleetlearn_coordinator.network.transfers.contents import (
 from fleetlearn_coordinator.network.transfers.downloads import Downloads
 from fleetlearn_coordinator.network.transfers.find_elsewhere import elsewhere_of
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.storage.identities import Known
 from fleetlearn_coordinator.storage.served_objects import ServedObjects
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Host:
         self,
         service: ServiceSettings,
         places: process_settings.DescriptorShares,
-        gate: Gate | None = None,
+        gate: Doorkeeper | None = None,
         *,
         several: bool = False,
     ) -> None:
@@ -310,8 +311,8 @@ class Host:
         if self._certificates is not None:
             self._certificates.check()
             self._certificates.say_remarks(self._listens_on[0], time.time())
-        if self._gate is not None and self._gate.identities.changed():
-            self._end_revoked(self._gate)
+        if self._gate is not None and (is_known := self._gate.look()) is not None:
+            self._end_revoked(is_known)
         self.uploads.places.measure(now)
         self.downloads.places.measure(now)
         self.grant()
@@ -329,12 +330,11 @@ class Host:
         for run in self._runs():
             run.elsewhere.sweep()
 
-    def _end_revoked(self, gate: Gate) -> None:
+    def _end_revoked(self, is_known: Callable[[Known], bool]) -> None:
         """End the connections whose credentials were revoked."""
-        enrolled = gate.identities.enrolled()
         for driver in list(self.connections):
             known = driver.connection.known
-            if known is not None and enrolled.get(known.device) != known.enrolled:
+            if known is not None and not is_known(known):
                 driver.log(
                     "connection ended: its credential was revoked, or its device was enrolled again"
                 )

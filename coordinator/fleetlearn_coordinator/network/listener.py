@@ -33,6 +33,7 @@ from fleetlearn_coordinator.conversation.limits import (
     SHORT_LIFE_RATE,
     Bucket,
 )
+from fleetlearn_coordinator.conversation.pending import Pending
 from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.network.addresses import (
     AddressBook,
@@ -44,11 +45,12 @@ from fleetlearn_coordinator.network.addresses import (
 from fleetlearn_coordinator.network.connection import DeviceConnection, Handler
 from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
 from fleetlearn_coordinator.network.forwarded import origin_of
-from fleetlearn_coordinator.network.gate import CAUSES, Gate, RefusalError
+from fleetlearn_coordinator.network.gate import CAUSES, Doorkeeper, RefusalError, too_often
 from fleetlearn_coordinator.network.peer_log import logger, say_seldom, websockets_logger
 from fleetlearn_coordinator.network.tls import HANDSHAKE_TIMEOUT, Certificates
 from fleetlearn_coordinator.network.tls_failures import HELLO, Hello, explain
 from fleetlearn_coordinator.plan.service_settings import Limits
+from fleetlearn_coordinator.storage.identities import Known
 
 SUBPROTOCOLS = [Subprotocol(PROTOCOL_NAME)]
 RETRY = 1.0
@@ -68,7 +70,7 @@ class Listener:
         speaking: Callable[[], int] = lambda: 0,
         heartbeat: float = 86400.0,
         certificates: Certificates | None = None,
-        gate: Gate | None = None,
+        gate: Doorkeeper | None = None,
         limits: Limits,
         proxies: Collection[str] = (),
         ready: Callable[[], bool] = lambda: True,
@@ -309,27 +311,45 @@ class Listener:
 
     # The request that opens a connection
 
-    def respond(self, connection: DeviceConnection, request: Request) -> Response:
-        """Return the answer to the request that opens the connection."""
+    def respond(
+        self, connection: DeviceConnection, request: Request
+    ) -> Response | Pending[Response]:
+        """Return the answer to the request that opens the connection, here or later."""
         try:
             self._check_address(connection, request)
-            if (health := self._health(request)) is not None:
-                return connection.protocol.reject(health, f"{health.phrase.lower()}\n")
             self._check_origin(request)
-            if self._gate is not None:
-                self._check_credential(connection, self._gate, request)
+            known = self._check_credential(connection, request)
         except RefusalError as refusal:
-            self.refused[refusal.cause] += 1
-            say_seldom(
-                f"a connection of {connection.address} was refused", refusal.text, logging.INFO
-            )
-            response = connection.protocol.reject(refusal.status, f"{refusal.text}\n")
-            if refusal.status == HTTPStatus.UNAUTHORIZED:
-                response.headers["WWW-Authenticate"] = "Bearer"
-            if refusal.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
-                response.headers["Retry-After"] = retry_after()
-            connection.refused = refusal.status == HTTPStatus.TOO_MANY_REQUESTS
-            return response
+            return self._refuse(connection, refusal)
+        if not isinstance(known, Pending):
+            return self._let_in(connection, request, known)
+        later: Pending[Response] = Pending()
+
+        def answered(now: float) -> None:
+            found = known.result()
+            if isinstance(found, RefusalError):
+                later.answer(self._refuse(connection, found), now)
+            else:
+                later.answer(self._let_in(connection, request, found), now)
+
+        known.then(answered)
+        return later
+
+    def _refuse(self, connection: DeviceConnection, refusal: RefusalError) -> Response:
+        self.refused[refusal.cause] += 1
+        say_seldom(f"a connection of {connection.address} was refused", refusal.text, logging.INFO)
+        response = connection.protocol.reject(refusal.status, f"{refusal.text}\n")
+        if refusal.status == HTTPStatus.UNAUTHORIZED:
+            response.headers["WWW-Authenticate"] = "Bearer"
+        if refusal.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+            response.headers["Retry-After"] = retry_after()
+        connection.refused = refusal.status == HTTPStatus.TOO_MANY_REQUESTS
+        return response
+
+    def _let_in(
+        self, connection: DeviceConnection, request: Request, known: Known | None
+    ) -> Response:
+        connection.known = known
         response = connection.protocol.accept(request)
         if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             self.refused["bad-request"] += 1
@@ -342,16 +362,6 @@ class Listener:
                 logging.INFO,
             )
         return response
-
-    def _health(self, request: Request) -> HTTPStatus | None:
-        """Return the answer to whoever watches this process: a load balancer, or Kubernetes. None:
-        it is not asked for."""
-        match request.path:
-            case "/healthz":
-                return HTTPStatus.OK
-            case "/readyz":
-                return HTTPStatus.OK if self._ready() else HTTPStatus.SERVICE_UNAVAILABLE
-        return None
 
     def _check_address(self, connection: DeviceConnection, request: Request) -> None:
         """Find out which address a proxy connects for, and hold the address to its limits. Raises
@@ -403,19 +413,19 @@ class Listener:
         port = "" if self.page_port == (443 if tls else 80) else f":{self.page_port}"
         return origin == f"{'https' if tls else 'http'}://{host}{port}"
 
-    def _check_credential(self, connection: DeviceConnection, gate: Gate, request: Request) -> None:
-        """Find out whose credential or certificate it is, and hold the device to its limit. Raises
-        RefusalError."""
+    def _check_credential(
+        self, connection: DeviceConnection, request: Request
+    ) -> Known | Pending[Known | RefusalError | None] | None:
+        """Find out whose credential or certificate it is, and hold the device to its limit. None:
+        everybody may connect. Raises RefusalError."""
+        if self._gate is None:
+            return None
         certificate = connection.transport.get_extra_info("peercert")
-        connection.known = gate.check(request.headers, certificate, self._count_check_in)
+        return self._gate.check(request.headers, certificate, self._count_check_in)
 
     def _count_check_in(self, device: str) -> None:
         if self.budgets.check_in(device, self._loop.time()):
-            raise RefusalError(
-                HTTPStatus.TOO_MANY_REQUESTS,
-                f"{device} connects more often than a device may ([limits] of the coordinator's "
-                "service file). Try again later",
-            )
+            raise too_often(device)
 
 
 def _address_of(accepted: socket.socket) -> str:

@@ -366,7 +366,9 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                     "say insecure = true where a proxy in front has TLS, or everybody on the "
                     "network is trusted"
                 )
-            if settings.identities is None and not settings.open and not is_loopback(settings.host):
+            is_gateway = settings.gateway is not None
+            may_be_open = settings.open or is_gateway or is_loopback(settings.host)
+            if settings.identities is None and not may_be_open:
                 raise ValueError(
                     f'host = "{settings.host}" lets other machines connect, and without identities '
                     "whoever does is a device, under any name. Name a folder for identities, and "
@@ -379,7 +381,11 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                     "gs://bucket/folder or az://container/folder. Keys and passwords do not go "
                     "into it: the environment has them, such as AWS_SECRET_ACCESS_KEY"
                 )
-            is_gateway = settings.gateway is not None
+            if is_gateway and settings.identities is not None:
+                raise ValueError(
+                    "identities: a gateway on another machine asks the engine process who may "
+                    "connect, whose service file names them. Leave identities out here"
+                )
             check_bus(settings.bus, settings.nats, settings.blobs, is_gateway=is_gateway)
             if settings.admin is not None:
                 _check_admin(settings, settings.admin)
@@ -404,6 +410,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                 settings.tls is not None
                 and settings.tls.clients is not None
                 and settings.identities is None
+                and not is_gateway
             ):
                 raise ValueError(
                     "tls.clients lets devices in by their certificates, and who was revoked is "

@@ -272,7 +272,8 @@ def _make_host(
     stopping: Callable[[], bool],
 ) -> Host | EngineHost:
     if service.gateways or service.bus:  # they have the connections, and look who may connect
-        return EngineHost(service, service.gateways, plan.data_dir, stopping, plan.name)
+        gate = None if identities is None else Gate(identities)
+        return EngineHost(service, service.gateways, plan.data_dir, stopping, plan.name, gate=gate)
     files = most_spool_files(service.uploads, plan.updates_kept) + page_descriptors(service)
     files += content_descriptors(service)
     places = process_settings.places(service.max_connections, files=files)
