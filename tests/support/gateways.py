@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -81,6 +81,7 @@ class GatewayFleet:
         *,
         check_in: bool = True,
         held: Held | None = None,
+        headers: Mapping[str, str] | None = None,
         **stated: Any,
     ) -> Peer:
         connection = await connect(
@@ -88,6 +89,7 @@ class GatewayFleet:
             subprotocols=[Subprotocol(PROTOCOL_NAME)],
             compression=None,
             max_size=None,
+            additional_headers=headers,
         )
         self._connections.append(connection)
         peer = Peer(name, connection)

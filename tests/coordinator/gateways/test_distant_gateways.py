@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +15,13 @@ import pytest
 from fleetlearn_coordinator import read_model
 from fleetlearn_coordinator.gateways.distant_gateway import distant_gateway_running, link_of
 from fleetlearn_coordinator.storage.arrived import arrived_key, first_number
+from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.frames import pack_chunks
 from fleetlearn_protocol.messages import Accepted, ComeBack, Grant, Held, Refused, Uploaded
 from gateways import DistantPlace, distant_fleet, distant_place
 from peers import PlanMaker, report_of, update_of
+from websockets.exceptions import InvalidStatus
 
 
 @pytest.fixture(scope="module")
@@ -245,3 +250,59 @@ async def test_contents_that_were_published_are_copied_once(
         await behind.end_gateway(0)
         await behind.begin_gateway(0)
         await behind.gateways[0].link.is_set_up.wait()
+
+
+@run_async
+async def test_who_may_connect_is_asked_of_the_engine(
+    make_plan: PlanMaker, place: DistantPlace, tmp_path: Path
+) -> None:
+    """Enrolment by a token, a credential at another gateway, a revocation; nobody is let in while
+    the engine process is away, and a secret is on no bus."""
+    folder = tmp_path / "identities"
+    plan = make_plan(round__goal=1, round__deadline=60.0)
+    async with distant_fleet(plan, place, identities=str(folder)) as behind:
+        with closing(Identities(folder)) as operator:
+            token = operator.make_token(1, time.time() + 100, ("eu",), time.time())
+            secret = "s" * 43
+            said: list[bytes] = []
+            for gateway in behind.gateways:
+                send = gateway.link._bus.send
+                gateway.link._bus.send = lambda batch, send=send: (said.append(batch), send(batch))
+            headers = {"Authorization": f"Bearer {secret}", "Fleetlearn-Device": "a"}
+            enrolling = {**headers, "Fleetlearn-Enrolment": token}
+            a = await behind.join("a", 0, headers=enrolling)
+            assert (await a.task()).task
+            assert [*behind.server.host.devices] == ["a"]
+            again = await behind.join("a", 1, headers=headers)
+            assert (await again.task()).task
+            with pytest.raises(InvalidStatus) as refused:
+                await behind.join(
+                    "b", 1, check_in=False, headers={"Authorization": "Bearer " + "x" * 43}
+                )
+            assert refused.value.response.status_code == 401
+            assert said
+            assert not any(word.encode() in batch for batch in said for word in (secret, token))
+            operator.revoke("a", time.time())
+            assert await again.closed() == 1008
+            with pytest.raises(InvalidStatus) as refused:
+                await behind.join("a", 0, check_in=False, headers=headers)
+            assert refused.value.response.status_code == 401
+        await behind.end_engine()
+        with pytest.raises(InvalidStatus) as refused:
+            await behind.join("a", 0, check_in=False, headers=headers)
+        assert refused.value.response.status_code == 503
+        await behind.begin_engine()
+
+
+@run_async
+async def test_a_gateway_for_other_machines_needs_identities_or_open(
+    make_plan: PlanMaker, place: DistantPlace
+) -> None:
+    plan = make_plan()
+    async with distant_fleet(plan, place, 1) as behind:
+        key = {"host": "0.0.0.0", "insecure": True}
+        async with distant_gateway_running(behind.place.gateway(plan, 7, **key)) as host:
+            with pytest.raises(FleetError, match="the engine process has no identities"):
+                await link_of(host).failure
+        async with distant_gateway_running(behind.place.gateway(plan, 7, **key, open=True)) as host:
+            await host.link.is_set_up.wait()

@@ -47,6 +47,8 @@ SERVERS = [
     "test_task_privacy.py",
     "../network/test_signing.py",
 ]
+OF_ENGINE = ["../network/test_gate.py"]
+"""Of what gateways on other machines ask the engine process."""
 LOOK_INSIDE = [
     # They look at the connections of the coordinator's own process.
     "test_a_file_that_cannot_be_read_any_more_ends_its_download_alone",
@@ -96,6 +98,7 @@ LOOK_AT_ONCE = [
     "test_who_took_part_as_often_as_it_may_is_told_so",
     "test_who_took_part_lately_is_told_when_it_may_again",
     "test_devices_vanish_in_each_phase_and_the_others_go_on",
+    "test_only_enrolled_devices_connect",
 ]
 LEAST = 80
 """Tests of each suite that are run at least: fewer would say that they are not found any more."""

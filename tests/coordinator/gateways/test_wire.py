@@ -57,6 +57,8 @@ TO_ENGINE: list[Any] = [
     wire.BytesOut(5, "1" * 64, 100, 50),
     wire.TurnOfEngine(5, False),
     wire.GatewayFigures(1, 2, 3, {"tls": 1}, 4, 5, 0.5, None),
+    wire.AskKnown(1, "0" * 64, "a", "", "", ("a", 1.5)),
+    wire.AskEnrolled(("a", "b")),
     wire.GatewayFailed("no space left on device"),
     wire.PartialSumMade(2**48, PartialSum(("r-1-1",), (("128", "<f8", 4),), 7), ""),
     wire.PartialSumMade(2**48, None, "no space left on device"),
@@ -85,6 +87,10 @@ TO_GATEWAY: list[Any] = [
     wire.CollectSums(2**48),
     wire.ForgetSums(2**48),
     wire.EngineAlive(),
+    wire.DeviceKnown(1, "a", ("north",), 1.5),
+    wire.DeviceUnknown(1, 403, "this token is not known here", "credentials"),
+    wire.EnrolmentsChanged(),
+    wire.EnrolledNow(("a", "b"), {"a": 1.5}),
 ]
 
 
