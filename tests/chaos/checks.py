@@ -33,18 +33,13 @@ WHY = re.compile(
     "^error: |: cannot |No space left|is away|the lock of the run is lost", re.MULTILINE
 )
 """What the last lines of a process say that ends by itself."""
-ENDING = {
-    "coordinator": {"hub", "store", "database", "helper", "coordinator", "standby", "engine"},
-    "device": {"fleet"},
-}
-"""Kind of process -> whose faults may end it, beside those of itself."""
-
+SHARED = {"hub", "store", "database", "helper", "bus", "coordinator", "standby", "engine"}
+"""Whose faults may end a coordinator or a gateway, beside those of its own."""
 EFFECTS = (
     ("kill-part", "", "coordinators", "was killed by SIGKILL"),
-    ("stop", "coordinator", "coordinators", "SIGTERM"),
-    ("kill", "coordinator", "devices", '"disconnected"'),
+    ("kill", "coordinator", "coordinators", "goes on at model version"),
+    ("stop", "coordinator", "coordinators", "goes on at model version"),
     ("reset", "hub-fleet", "devices", "connecting again"),
-    ("full", "hub", "coordinators", "No space left on device"),
 )
 """Kind of fault, its target (empty: any), whose logs, and what one of them says then."""
 
@@ -100,15 +95,23 @@ def versions(fleet: Fleet) -> list[int]:
     return sorted({*found[:: max(1, len(found) // 8)], newest})
 
 
-def check_updates(fleet: Fleet, events: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What a device was told was accepted counts, once. ``events``: lines of the devices' logs."""
+def check_updates(
+    fleet: Fleet, done: Sequence[Event], events: Sequence[dict[str, Any]]
+) -> Iterator[str]:
+    """What a device was told was accepted counts, once. ``events``: lines of the devices' logs, one
+    device after the other."""
     rows = {row.task: row for row in accepted_rows(fleet.data)}
     first = min((row.round for row in rows.values()), default=0)
-    told: dict[str, list[str]] = defaultdict(list)
+    powerless = {event.target for event in done if event.kind == "power"}
+    told: dict[tuple[str, int], list[str]] = defaultdict(list)
+    life = 0
     for event in events:
         if event.get("event") in ("update-accepted", "task-uncounted"):
-            told[str(event["task"])].append(str(event["event"]))
-    for task, what in told.items():
+            told[str(event["task"]), life].append(str(event["event"]))
+        # That an update was dropped is not synced: a device without power may offer it once more,
+        # and hear that its round is over.
+        life += event.get("event") == "started" and event["device"] in powerless
+    for (task, _), what in told.items():
         # twice accepted: it was lost, and the device was asked for it again
         if len(what) > 1:
             yield f"the device of task {task} was told {', then '.join(what)}"
@@ -149,6 +152,7 @@ def device_events(fleet: Fleet) -> list[dict[str, Any]]:
 def check_logs(fleet: Fleet) -> Iterator[str]:
     """No process says something that nobody expected."""
     ours = [*fleet.scenario.names, *fleet.scenario.coordinators]
+    ours += fleet.scenario.gateways_elsewhere
     for name in [*ours, *(["helper"] if fleet.scenario.plan == SECURE else [])]:
         text = (fleet.folder / f"{name}.log").read_text(errors="replace")
         for word in ("Traceback", "never retrieved", "never awaited", "Task was destroyed"):
@@ -162,8 +166,7 @@ def check_ends(fleet: Fleet, done: Sequence[Event]) -> Iterator[str]:
     """A process ends by itself only for a fault that explains it, with a line that says so."""
     told: Counter[str] = Counter()
     for end in fleet.ends:
-        kind = "device" if end.name in fleet.scenario.names else "coordinator"
-        names = ENDING[kind] | {end.name}
+        names = {end.name} | ({"fleet"} if end.name in fleet.scenario.names else SHARED)
         causes = [
             event
             for event in done
@@ -199,7 +202,8 @@ def ended(end: End) -> str:
 
 def check_resources(fleet: Fleet) -> Iterator[str]:
     """No process holds more files or memory than it needs."""
-    for name in [*fleet.scenario.names, *fleet.scenario.coordinators]:
+    scenario = fleet.scenario
+    for name in [*scenario.names, *scenario.coordinators, *scenario.gateways_elsewhere]:
         process = fleet.parts[name].process
         if process is None or process.poll() is not None:
             continue

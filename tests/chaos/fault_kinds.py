@@ -63,6 +63,7 @@ class Kind(NamedTuple):
 def processes(scenario: Scenario) -> Sequence[str]:
     """Return the processes that the suite starts. Some are named twice: they have more to lose."""
     found = [*scenario.names, *scenario.coordinators, *scenario.services]
+    found += 2 * list(scenario.gateways_elsewhere)
     return found + 3 * list(scenario.coordinators)
 
 
@@ -79,25 +80,34 @@ def all_processes(scenario: Scenario) -> Sequence[str]:
 
 def orderly(scenario: Scenario) -> Sequence[str]:
     """Return the processes that end in order, by SIGTERM."""
-    return [*scenario.coordinators, *scenario.names]
+    return [*scenario.coordinators, *scenario.names, *scenario.gateways_elsewhere]
+
+
+def supervisors(scenario: Scenario) -> Sequence[str]:
+    """Return the processes that can replace their gateways."""
+    return scenario.coordinators if scenario.gateways else []
 
 
 def disks(scenario: Scenario) -> Sequence[str]:
-    return ["hub", "hub", *scenario.names]
+    return ["hub", "hub", *scenario.names, *scenario.gateways_elsewhere]
 
 
 def powered(scenario: Scenario) -> Sequence[str]:
-    """Return the machines that promise to survive a loss of power: devices always do."""
-    return [*(2 * ["hub"] if scenario.durable == "power" else []), *scenario.names]
+    """Return the machines that promise to survive a loss of power. Devices always do; a gateway
+    elsewhere has nothing that is precious."""
+    hub = ["hub", "hub"] if scenario.durable == "power" else []
+    return [*hub, *scenario.names, *scenario.gateways_elsewhere]
 
 
 def clocks(scenario: Scenario) -> Sequence[str]:
-    return ["hub", *scenario.names]
+    return ["hub", *scenario.names, *scenario.gateways_elsewhere]
 
 
 def links(scenario: Scenario) -> Sequence[str]:
     """Return pairs of machines that speak with each other."""
-    return ["hub-fleet", *(["hub-store"] if scenario.services else [])]
+    found = [f"{name}-fleet" for name in scenario.gateways_elsewhere or ["hub"]]
+    found += [f"{name}-store" for name in scenario.gateways_elsewhere]
+    return found + (["hub-store"] if scenario.services else [])
 
 
 def step(luck: random.Random) -> Mapping[str, float]:
@@ -117,6 +127,7 @@ KINDS: Mapping[str, Kind] = {
     "kill-part": Kind(parts, 0.0, 8),
     "pause": Kind(all_processes, 2.0, 6),
     "stop": Kind(orderly, 0.7, 3),
+    "replace": Kind(supervisors, 0.0, 3),
     "full": Kind(disks, 1.5, 3, "disks"),
     "power": Kind(powered, 0.7, 4, "power"),
     "step": Kind(clocks, 0.0, 3, "clocks", step),

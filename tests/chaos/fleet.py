@@ -94,7 +94,7 @@ class Fleet:
         self.run = Processes(folder, warm)
         self.data = machines.disk("hub") / "run"
         self.plan, self.service = folder / "plan.toml", folder / "service.toml"
-        self.port = free_port()
+        self.port, self.bus_port = free_port(), free_port()
         self.parts: dict[str, Part] = {}
         self.ends: list[End] = []
         self.began = time.monotonic()
@@ -163,10 +163,26 @@ class Fleet:
             service.append(f'ledger = "{self.database_url()}"')
         if self.scenario.blobs == "s3":
             service.append(f'blobs = "s3://{BUCKET}/runs"')
-        service += ["[limits]", 'exempt = ["127.0.0.0/8", "10.7.0.0/24"]']
-        self.service.write_text("\n".join(service) + "\n")
+        if self.scenario.distant:
+            service.append(f'bus = "nats://{self.machines.address("store")}:{self.bus_port}"')
+        limits = ["[limits]", 'exempt = ["127.0.0.0/8", "10.7.0.0/24"]', ""]
+        self.service.write_text("\n".join([*service, *limits]))
+        for gateway in self.scenario.gateways_elsewhere:
+            own = ["[gateway]", 'run = "test"', f'name = "{gateway}"']
+            own.append(f'data_dir = "{self.machines.disk(gateway) / "gateway"}"')
+            changed = {
+                "host": f'host = "{self.machines.address(gateway)}"',
+                "port": f"port = {self.gateway_port(gateway)}",
+            }
+            lines = [changed.get(line.partition(" ")[0], line) for line in service]
+            lines = [line for line in lines if not line.startswith("ledger")]
+            (self.folder / f"{gateway}.toml").write_text("\n".join([*lines, *own, *limits]))
         for number, name in enumerate(names):
             write_data(self.folder / f"{name}.npz", number)
+
+    def gateway_port(self, name: str) -> int:
+        """Return the port of a gateway elsewhere, which may be on one machine with the others."""
+        return self.port + 1 + self.scenario.gateways_elsewhere.index(name)
 
     def _write_helper(self) -> None:
         folder, address = self.folder / "helper", self.machines.address("store")
@@ -214,10 +230,13 @@ class Fleet:
                 "database": self._begin_database,
                 "store": self._begin_store,
                 "helper": self._begin_helper,
+                "bus": self._begin_bus,
             }[name]
             self.parts[name] = Part(name, begin)
         for name in self.scenario.coordinators:
             self.parts[name] = Part(name, lambda name=name: self._begin_coordinator(name))
+        for name in self.scenario.gateways_elsewhere:
+            self.parts[name] = Part(name, lambda name=name: self._begin_gateway(name))
         for name in self.scenario.names:
             self.parts[name] = Part(name, lambda name=name: self._begin_device(name))
 
@@ -241,6 +260,16 @@ class Fleet:
         env = os.environ | self.machines.env("store")
         return self.run.start("helper", sys.executable, *words, env=env)
 
+    def _begin_bus(self) -> Any:
+        address = self.machines.address("store")
+        words = [*self.machines.around("store"), "nats-server", "-a", address]
+        return self.run.start("bus", *words, "-p", str(self.bus_port))
+
+    def _begin_gateway(self, name: str) -> Any:
+        words = ["-m", "fleetlearn_coordinator", "serve-gateway", self.folder / f"{name}.toml"]
+        env = os.environ | self._env | self.machines.env(name, name)
+        return self.run.start(name, sys.executable, *words, env=env)
+
     def _begin_coordinator(self, name: str) -> Any:
         words: list[str | Path] = ["-m", "fleetlearn_coordinator"]
         if self.mistake is not None:
@@ -257,8 +286,12 @@ class Fleet:
             words = [MARKED]
         elif self.mistake is not None:
             words = [MISTAKEN, self.mistake]
-        address = self.machines.address("hub")
-        words += ["run", "--coordinator", f"ws://{address}:{self.port}", "--insecure"]
+        machine, port = "hub", self.port
+        if elsewhere := self.scenario.gateways_elsewhere:
+            machine = elsewhere[self.scenario.names.index(name) % len(elsewhere)]
+            port = self.gateway_port(machine)
+        address = f"ws://{self.machines.address(machine)}:{port}"
+        words += ["run", "--coordinator", address, "--insecure"]
         words += ["--data", self.folder / f"{name}.npz", "--state", self._state(name)]
         words += ["--name", name, "--log-format", "json"]
         env = os.environ | self.machines.env("fleet", name)
@@ -358,6 +391,15 @@ class Fleet:
             return False
         part.ended_by = signal.SIGTERM
         part.process.terminate()
+        return True
+
+    def replace_gateways(self, target: str) -> bool:
+        """Have a coordinator replace its gateways by new ones, as an update does (SIGUSR1)."""
+        part = self.parts[target]
+        # it takes the signal once it has begun
+        if not self.pids(target) or not self.pids("engine") or target in self._paused:
+            return False
+        part.process.send_signal(signal.SIGUSR1)
         return True
 
     def pause(self, target: str) -> bool:

@@ -19,10 +19,13 @@ from warm_processes import NETWORK
 
 from tests.chaos.fault_kinds import Abilities
 from tests.chaos.packets import GOOD, Link
+from tests.chaos.scenario import Scenario
 
-ADDRESSES = {"hub": "10.7.0.1", "store": "10.7.0.2", "fleet": "10.7.0.3"}
-"""Machine -> address. The coordinators are on the hub, the devices on the fleet, what the run needs
-beside them on the store."""
+ADDRESSES = {
+    name: f"10.7.0.{number}"
+    for number, name in enumerate(("hub", "store", "fleet", "east", "west"), 1)
+}
+"""Machine of a scenario -> address."""
 PROGRAM = Path(__file__).with_name("packets.py")
 DISK_MIB = {"hub": 192, "device": 24}
 
@@ -32,18 +35,20 @@ class Machines:
     127.0.0.1."""
 
     def __init__(
-        self, folder: Path, abilities: Abilities, devices: Sequence[str], shim: Path | None
+        self, folder: Path, abilities: Abilities, scenario: Scenario, shim: Path | None
     ) -> None:
         """``shim``: the library of faults.py, compiled."""
         self.folder, self.abilities, self.shim = folder, abilities, shim
         self.counts: Mapping[str, int] = {}
         """What was done to how many packets, once the machines are left."""
-        self._devices = devices
+        self._machines = scenario.machines
+        self._own = ["hub", *scenario.names, *scenario.gateways_elsewhere]
+        """Who has a disk and a clock: each device is a machine in so far."""
         self._held = ExitStack()
         self._packets: subprocess.Popen[str] | None = None
         self._links: dict[str, list[Mapping[str, Any]]] = {}
         self._ballast: Counter[str] = Counter()
-        self._clocks = {name: Clocks(folder / f"{name}.clock") for name in ("hub", *devices)}
+        self._clocks = {name: Clocks(folder / f"{name}.clock") for name in self._own}
         self._ahead = {name: [0.0, 0.0] for name in self._clocks}
         self._drifts: list[tuple[str, Mapping[str, float]]] = []
         self._power: dict[str, Power] = {}
@@ -51,7 +56,7 @@ class Machines:
     def __enter__(self) -> Machines:
         with ExitStack() as stack:
             if self.abilities.machines:
-                words = [f"{name}={address}" for name, address in ADDRESSES.items()]
+                words = [f"{name}={ADDRESSES[name]}" for name in self._machines]
                 self._packets = subprocess.Popen(
                     [sys.executable, str(PROGRAM), str(self.folder), *words],
                     stdin=subprocess.PIPE,
@@ -61,7 +66,7 @@ class Machines:
                 stack.callback(self._end_packets)
                 assert self._packets.stdout is not None
                 assert self._packets.stdout.readline() == "\n", "no packets are carried"
-            for name in ("hub", *self._devices):
+            for name in self._own:
                 self.disk(name).mkdir(parents=True)
                 if self.abilities.disks:
                     mount(self.disk(name), DISK_MIB.get(name, DISK_MIB["device"]))

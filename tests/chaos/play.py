@@ -34,7 +34,7 @@ PATIENCE = 150.0
 """Seconds for these, and for the first model: more than a round's deadline."""
 ENDS = 20
 """Ends of processes in a time without faults after which nobody waits any longer."""
-STOPPING = {"coordinator": 60.0, "device": 45.0}
+STOPPING = {"gateway": 60.0, "coordinator": 60.0, "device": 45.0}
 """Seconds from SIGTERM to the end of a process."""
 
 
@@ -104,6 +104,8 @@ class Play:
                 happened = fleet.kill(target, event.seconds)
             case "stop":
                 happened = fleet.stop(target)
+            case "replace":
+                happened = fleet.replace_gateways(target)
             case "pause":
                 happened = fleet.pause(target)
             case "power":
@@ -131,7 +133,7 @@ class Play:
     def _end(self, event: Event) -> None:
         fleet, machines, target = self._fleet, self._fleet.machines, event.target
         match event.kind:
-            case "kill" | "kill-part" | "stop" | "step" | "power":
+            case "kill" | "kill-part" | "stop" | "step" | "power" | "replace":
                 pass
             case "pause":
                 fleet.go_on(target)
@@ -176,6 +178,7 @@ class Play:
         """End coordinators, then devices, in order. Returns what did not end so."""
         fleet, problems = self._fleet, []
         for names, kind in (
+            (fleet.scenario.gateways_elsewhere, "gateway"),
             (fleet.scenario.coordinators, "coordinator"),
             (fleet.scenario.names, "device"),
         ):
@@ -202,22 +205,19 @@ def play(
     scenario = schedule.scenario
     folder.mkdir(parents=True)
     schedule.write(folder / "schedule.jsonl")
-    machines = Machines(folder, abilities, scenario.names, shim)
+    machines = Machines(folder, abilities, scenario, shim)
     with machines:
         fleet = Fleet(folder, scenario, machines, bundles[scenario.bundle], warm, mistake)
         try:
             problems, done = Play(fleet, schedule, say).go()
             if not done and problems:
                 return Outcome(problems, done, 0, 0, {})
-            for name in ("database", "store"):
-                part = fleet.parts.get(name)
-                if part is not None and part.process.poll() is not None:
-                    fleet.tick()
+            fleet.tick()
             events = device_events(fleet)
             problems += check_logs(fleet)
             problems += check_ends(fleet, done)
             problems += check_effects(fleet, done)
-            problems += check_updates(fleet, events)
+            problems += check_updates(fleet, done, events)
             problems += check_model(fleet)
             versions = read_status(fleet.data).version
             told = sum(event.get("event") == "update-accepted" for event in events)

@@ -42,6 +42,18 @@ class Scenario(NamedTuple):
     blobs: str = "files"
     """Or s3."""
     durable: str = "process"
+    distant: int = 0
+    """Gateways on machines of their own, over NATS."""
+
+    @property
+    def gateways_elsewhere(self) -> Sequence[str]:
+        return ["east", "west"][: self.distant]
+
+    @property
+    def machines(self) -> Sequence[str]:
+        """The machines. The coordinators are on the hub, devices on the fleet, services on the
+        store, and each gateway elsewhere has one of its name."""
+        return ["hub", "store", "fleet", *self.gateways_elsewhere]
 
     @property
     def names(self) -> Sequence[str]:
@@ -65,11 +77,13 @@ class Scenario(NamedTuple):
         """What the run needs beside coordinators and devices."""
         found = ["database"] if self.ledger == "postgresql" else []
         found += ["store"] if self.blobs == "s3" else []
+        found += ["bus"] if self.distant else []
         return found + (["helper"] if self.plan == SECURE else [])
 
     def __str__(self) -> str:
         words = [self.plan, f"{self.devices} devices", self.ledger, self.blobs]
         words += [f"{self.gateways} gateways"] if self.gateways else []
+        words += [f"{self.distant} gateways elsewhere"] if self.distant else []
         words += ["standby"] if self.standby else []
         return ", ".join([*words, f"durable = {self.durable}"])
 
@@ -81,6 +95,10 @@ def has_postgres() -> bool:
 
 def has_store() -> bool:
     return find_spec("moto") is not None and find_spec("obstore") is not None
+
+
+def has_bus() -> bool:
+    return find_spec("nats") is not None and shutil.which("nats-server") is not None
 
 
 def scenario_of(seed: int) -> Scenario:
@@ -97,6 +115,11 @@ def scenario_of(seed: int) -> Scenario:
         devices, gateways = 8, luck.choice([0, 1, 1])
     if plan == "krum":
         devices = 6
+    distant = luck.choice([0, 0, 1, 2])
+    if not (has_bus() and has_store()):
+        distant = 0
+    if distant:
+        blobs, gateways = "s3", luck.choice([0, 0, 1])
     if gateways:
         standby = False
     return Scenario(
@@ -107,4 +130,5 @@ def scenario_of(seed: int) -> Scenario:
         ledger if has_postgres() else "sqlite",
         blobs if has_store() else "files",
         durable,
+        distant,
     )
