@@ -441,7 +441,8 @@ class Fleet:
             with suppress(subprocess.TimeoutExpired):
                 part.process.wait(max(0.1, until - time.monotonic()))
             found[name] = part.process.poll()
-            part.due = None
+            if found[name] is not None:
+                part.process = part.due = None
         return found
 
     def close(self) -> None:
