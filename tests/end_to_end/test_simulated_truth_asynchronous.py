@@ -49,6 +49,7 @@ RULES: dict[str, dict[str, Any]] = {
         "weighting": "inverse-participation",
     },
     "fedprox-adaptive": CARRY,
+    "fedbuff-scheduled": {"goal": 3, "concurrency": 5, "deadline": 1000.0},
     "fednova": CARRY,
     "q-fedavg": CARRY,
     "fedbuff-weighed": {"goal": 3, "concurrency": 5, "deadline": 1000.0},
@@ -63,6 +64,7 @@ WEIGHED: dict[str, dict[str, Any]] = {
     "fednova": {**CLIP, "norm_quantile": 0.8},
 }
 """Their [aggregation]."""
+COSINE = {"kind": "cosine", "warm_up": 2, "start": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,7 @@ def test_server_and_simulator_make_the_same_model(
         plan__round=RULES[recipe],
         plan__aggregation=WEIGHED.get(recipe, {}),
         plan__local__evaluate=True,
+        **({"plan__local__schedule": COSINE} if recipe.endswith("scheduled") else {}),
         plan__stop__rounds=18 // RULES[recipe]["goal"],
         plan__server={} if recipe.startswith("fedasync") else {"optimizer": "adam", "lr": 0.05},
         tiers={"device": {"latency": 0.0, "download": 1e12, "upload": 1e12, "spread": 1.0}},
@@ -92,6 +95,8 @@ def test_server_and_simulator_make_the_same_model(
     bundle = open_bundle(plan.bundle)
     trainer = PerDevice(bundle, local_settings(plan, bundle), source_of(scenario, bundle))
 
+    rates = set[float]()
+
     async def do(
         coordinator: RunServer, peers: dict[int, Peer], tasks: dict[int, Task], device: int
     ) -> None:
@@ -100,6 +105,7 @@ def test_server_and_simulator_make_the_same_model(
         if device not in tasks:
             tasks[device] = await peer.task()
         task = tasks.pop(device)
+        rates.add(task.hyper["lr"])
         model = np.frombuffer(await peer.fetch(task.vectors[0].sha256), np.float32)
         trained = trainer.train(
             RoundInputs(model, hyper=task.hyper), [Job(device, task.seed, None)]
@@ -139,6 +145,7 @@ def test_server_and_simulator_make_the_same_model(
         assert [row.get(key) for row in real] == [row.get(key) for row in simulated.rounds]
     if recipe == "fedprox-adaptive":
         assert len({row["mu"]["used"] for row in real}) > 1
+    assert len(rates) == (6 if recipe.endswith("scheduled") else 1)
     if recipe in WEIGHED:
         assert sum(row["norm"]["clipped"] for row in real) >= 1
     assert [row["train"] for row in real] == [row["train"] for row in simulated.rounds]

@@ -64,6 +64,13 @@ ALGORITHM_RULES = (
         ),
     ),
     PlanRule(
+        lambda plan: plan.local.schedule is not None and plan.aggregation.q is not None,
+        lambda plan: (
+            f"[local.schedule] with aggregation.q = {plan.aggregation.q:g}: q-FedAvg takes 1 / lr "
+            "for a constant of the loss, in each round the same. It takes a fixed local.lr"
+        ),
+    ),
+    PlanRule(
         lambda plan: plan.algorithm.tied and _clips(plan),
         lambda plan: (
             f'local.algorithm = "{plan.local.algorithm}": {KEEPS_WHOLE}, so these must count '

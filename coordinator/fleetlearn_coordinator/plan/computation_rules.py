@@ -93,14 +93,15 @@ COMPUTATION_RULES = (
         lambda plan: (
             plan.local.epochs != 1
             or plan.local.lr is not None
+            or plan.local.schedule is not None
             or plan.local.mu is not None
             or plan.local.adaptive_mu
             or plan.local.hyper
             or plan.local.personal_epochs is not None
         ),
         lambda plan: (
-            "it passes over the rows once, and makes no step. Leave local.epochs, lr, mu, "
-            "adaptive_mu, hyper and personal_epochs out"
+            "it passes over the rows once, and makes no step. Leave local.epochs, lr, "
+            "schedule, mu, adaptive_mu, hyper and personal_epochs out"
         ),
     ),
     _rule(

@@ -49,6 +49,7 @@ from fleetlearn_coordinator.plan.plan_for_bundle import PlanError, PlanForBundle
 from fleetlearn_coordinator.plan.privacy_terms import check_budget, privacy_rules
 from fleetlearn_coordinator.plan.quality_section import quality_settings
 from fleetlearn_coordinator.plan.regions_section import region_sections
+from fleetlearn_coordinator.plan.schedule_section import ScheduleSection
 from fleetlearn_coordinator.plan.sections import SECTIONS
 from fleetlearn_coordinator.plan.secure_rules import fixed_point
 from fleetlearn_coordinator.plan.selection_section import NESTED
@@ -68,6 +69,9 @@ from fleetlearn_coordinator.rounds.settings import (
 )
 
 __all__ = ["Plan", "PlanError"]
+
+INNER: Mapping[str, type[Section]] = {**NESTED, "local.schedule": ScheduleSection}
+"""Tables in sections."""
 
 
 class Plan(PlanForBundle, frozen=True, kw_only=True):
@@ -110,7 +114,7 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
                     "bundle"
                 )
             refuse_unknown(
-                raw, "plan", Plan, {**SECTIONS, **NESTED, **_tables_by_name(raw)}, hidden=("file",)
+                raw, "plan", Plan, {**SECTIONS, **INNER, **_tables_by_name(raw)}, hidden=("file",)
             )
             fill_defaults(raw)
             plan = read_tables({**raw, "file": file}, "plan", cls, paths_from(base))

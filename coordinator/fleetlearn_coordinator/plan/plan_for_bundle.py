@@ -3,6 +3,8 @@ has that the plan does not use."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.manifest import Manifest
@@ -60,6 +62,10 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
             rule = weighing_rule(self.aggregation, manifest.step, hyper)
         except ValueError as error:
             raise self._misfit(str(error), manifest) from None
+        if self.aggregation.normalise and manifest.step.proximal and hyper["mu"]:
+            self._refuse_schedule(
+                "aggregation.normalise = true with a proximal term needs lr * mu to stay", manifest
+            )
         bound = self.aggregation.norm_bound
         # Masked updates are clipped by devices, unwatched; sums are watched by their aggregator.
         watched = self.secure is None and not self.algorithm.computes
@@ -136,7 +142,22 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
                 "0.01; local.mu = 0 says that this is meant."
             )
             raise self._misfit(text, manifest)
+        if "lr" not in values:
+            self._refuse_schedule("it changes the step's lr", manifest)
         return {key: value for key, value in values.items() if value is not None}
+
+    def hyper_of(self, version: int, hyper: Mapping[str, float]) -> dict[str, float]:
+        """Return the hyper-parameters of tasks that begin from this version. ``hyper``: the step's,
+        without the schedule."""
+        schedule = self.local.schedule
+        if schedule is None:
+            return {**hyper}
+        return {**hyper, "lr": hyper["lr"] * schedule.factor_of(version)}
+
+    def _refuse_schedule(self, reason: str, manifest: Manifest) -> None:
+        """Raise PlanError if the plan has a schedule."""
+        if self.local.schedule is not None:
+            raise self._misfit(f"[local.schedule]: {reason}.", manifest)
 
     def remarks(self, manifest: Manifest) -> list[str]:
         """Say what the bundle has and this plan does not use, for the log."""

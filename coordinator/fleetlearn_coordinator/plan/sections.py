@@ -21,6 +21,7 @@ from fleetlearn_coordinator.plan.distil_section import DistilSection
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
 from fleetlearn_coordinator.plan.quality_section import QualitySection
 from fleetlearn_coordinator.plan.regions_section import RegionsSection
+from fleetlearn_coordinator.plan.schedule_section import ScheduleSection
 from fleetlearn_coordinator.plan.secure_section import SecureSection
 from fleetlearn_coordinator.plan.selection_section import SelectionSection
 from fleetlearn_coordinator.plan.toml_errors import Positive, Section
@@ -30,6 +31,8 @@ Duration = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
 Wait = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
 Rate = Annotated[float, Meta(gt=0, lt=1e6)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
+ROUNDS = 100
+"""Committed rounds after which a run is over, by default."""
 DEADLINE = 600.0
 """Seconds that a round takes at most, by default."""
 CONCURRENCY = 10
@@ -46,6 +49,8 @@ class Local(Section, frozen=True, kw_only=True):
     """Examples per step; 0: all of the device's in one. Default: the recipe's."""
     lr: Rate | None = None
     """Learning rate of the local step. Default: the bundle's; an error where it has none."""
+    schedule: ScheduleSection | None = None
+    """How the learning rate changes from round to round. Default: it stays."""
     mu: Annotated[float, Meta(ge=0, lt=1e6)] | None = None
     """Weight of the proximal term mu/2 * ||w - round's model||^2, or of MOON's contrastive loss; of
     ditto's personal model alone, its lambda; of pfedme's pull between its two models. Default: for
@@ -264,7 +269,7 @@ class Server(Section, frozen=True, kw_only=True):
 class Stop(Section, frozen=True, kw_only=True):
     """[stop]: when training is over. Whichever comes first."""
 
-    rounds: Annotated[int, Meta(ge=1, le=2**31)] = 100
+    rounds: Annotated[int, Meta(ge=1, le=2**31)] = ROUNDS
     """Committed rounds. A roll back counts as one. The default of a computation, which ends when it
     is done, is a million."""
     metric: Name | None = None

@@ -95,6 +95,14 @@ SECURE_RULES = (
         ),
     ),
     _secure_rule(
+        lambda plan, secure: plan.local.schedule is not None and secure.mode == "helper",
+        lambda plan, secure: (
+            '[local.schedule] with secure.mode = "helper": devices sign the learning rate that '
+            "they trained with, and all of a sum the same. It takes a fixed local.lr, or "
+            'secure.mode = "pairwise"'
+        ),
+    ),
+    _secure_rule(
         lambda plan, secure: plan.selection.strategy != "uniform",
         lambda plan, secure: (
             f'selection.strategy = "{plan.selection.strategy}" with [secure]: it chooses devices '

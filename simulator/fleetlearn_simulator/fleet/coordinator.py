@@ -144,7 +144,8 @@ class SimulatedCoordinator:
         self.last_end = 0.0
         """When the last round ended, or when the simulation began."""
         self.kept = kept
-        self._hyper = self.plan.hyper(bundle.manifest)
+        self._hypers = [self.plan.hyper(each.manifest) for each in bundles]
+        """For each bundle, its step's hyper-parameters, without what changes by rounds."""
         buffers = [each.rules.buffers for each in self.family.members[: len(bundles)]]
         self._beside = [
             [part for part in self.rules.aggregators if part != UPDATE]
@@ -154,7 +155,7 @@ class SimulatedCoordinator:
         """For each bundle, the names of the parts of a report beside the update."""
         algorithm = ALGORITHMS.get(self.plan.local.algorithm)  # a computation has none
         factors = tuple(
-            algorithm.per_update[name](self._hyper)
+            algorithm.per_update[name](self._hypers[0])
             for name in (() if algorithm is None else algorithm.tied)
             if algorithm is not None and algorithm.per_update
         )
@@ -351,12 +352,23 @@ class SimulatedCoordinator:
     def _inputs_of_round(self) -> list[RoundInputs]:
         """Return what the next round's tasks begin from, for each of the run's bundles."""
         first, *others = models = self.sent_models()
+        hypers = self._hypers_of_round()
         if self.plan.family:
-            states = zip(models, self.state.members, strict=True)
-            return [RoundInputs(model, state.vectors) for model, state in states]
-        hyper = self._hyper | {"mu": self.state.mu.mu} if self.rules.adaptive_mu else None
+            states = zip(models, self.state.members, hypers, strict=True)
+            return [RoundInputs(model, state.vectors, hyper) for model, state, hyper in states]
         clusters = ClusterModels(models, self.chosen) if others else None
-        return [RoundInputs(first, self.state.vectors, hyper, clusters)]
+        return [RoundInputs(first, self.state.vectors, hypers[0], clusters)]
+
+    def _hypers_of_round(self) -> list[dict[str, float] | None]:
+        """Return the next round's hyper-parameters for each bundle; None: the plan's."""
+        if self.rules.adaptive_mu:
+            changed = {"mu": self.state.mu.mu}
+        elif self.plan.local.schedule is None:
+            return [None] * len(self._hypers)
+        else:
+            changed = {}
+        version = self.state.version
+        return [self.plan.hyper_of(version, each) | changed for each in self._hypers]
 
     def by_bundle(
         self, inputs: RoundInputs, devices: Sequence[int]

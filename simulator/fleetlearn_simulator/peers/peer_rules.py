@@ -35,6 +35,10 @@ PEER_RULES: Mapping[str, Rule] = {
         lambda run: run.plan.local.algorithm != PLAIN,
         "it goes by vectors that a coordinator keeps; peers train plainly: choose fedavg",
     ),
+    "plan.local.schedule": (
+        lambda run: run.plan.local.schedule,
+        "it goes by the versions of a coordinator's model; peers train with a fixed plan.local.lr",
+    ),
     "plan.local.mu": (
         lambda run: run.plan.local.mu,
         "it holds a device near the round's model, and peers have none; choose fedavg, or 0",

@@ -32,6 +32,9 @@ BROKEN = {
         )
         for name in ("scaffold", "scaffold-gradient", "feddyn")
     },
+    "a schedule": (
+        f"{SMALL}[local.schedule]\nwarm_up = 3\n{SECURE}", "It takes a fixed local.lr, or"
+    ),
     "fedprox-adaptive": (
         f'recipe = "fedprox-adaptive"\n{SMALL}{SECURE}', "mu follows the devices' losses"
     ),

@@ -71,14 +71,17 @@ def test_where_two_quadratics_are_least(tmp_path: Path, bundle: Path, recipe: st
         np.testing.assert_allclose(found, OPTIMUM, atol=1e-5)
 
 
-def by_hand(rounds: list[list[int]], lr: float, steps: int) -> tuple[Any, Any, dict[int, Any]]:
-    """SCAFFOLD's algorithm 1 in float64, option II: the model, c, and each c_k."""
+def by_hand(
+    rounds: list[list[int]], rates: list[float], steps: int
+) -> tuple[Any, Any, dict[int, Any]]:
+    """SCAFFOLD's algorithm 1 in float64, option II: the model, c, and each c_k. ``rates``: the
+    learning rate of each round."""
     model, control, own = (
         np.array([3.0, 4.0]),
         np.zeros(2),
         {device: np.zeros(2) for device in range(len(DEVICES))},
     )
-    for devices in rounds:
+    for devices, lr in zip(rounds, rates, strict=True):
         updates, changes = [], []
         for device in devices:
             y = model.copy()
@@ -102,18 +105,27 @@ def kept(fleet: Fleet, device: int) -> NDArray[np.float32]:
     return np.zeros(2, np.float32) if row == NO_ROW else rows.tied.file.read(row)
 
 
-def test_partial_participation_by_hand(tmp_path: Path, bundle: Path) -> None:
+@pytest.mark.parametrize("schedule", [None, {"kind": "exponential", "factor": 0.9, "warm_up": 3}])
+def test_partial_participation_by_hand(
+    tmp_path: Path, bundle: Path, schedule: dict[str, Any] | None
+) -> None:
     """Two of four devices in a round, drawn by the engine: the algorithm in float64, and c is the
-    mean of all c_k."""
+    mean of all c_k. Where the learning rate changes, each c_k is divided by the rate of its own
+    round, and stays a gradient."""
+    local = {} if schedule is None else {"plan__local__schedule": schedule}
     run = drive(
-        scenario(tmp_path, bundle, "scaffold", 4, plan__round=UNIFORM, plan__stop__rounds=12)
+        scenario(
+            tmp_path, bundle, "scaffold", 4, plan__round=UNIFORM, plan__stop__rounds=12, **local
+        )
     )
+    found = run.fleet.scenario.plan.local.schedule
+    rates = [0.05 * (1.0 if found is None else found.factor_of(round)) for round in range(12)]
     accepted: dict[str, list[int]] = {}
     for row in run.events:
         if row["event"] == "accepted":
             accepted.setdefault(row["task"].split("-")[1], []).append(row["device"])
     assert len({tuple(sorted(devices)) for devices in accepted.values()}) >= 3
-    model, control, own = by_hand([*accepted.values()], 0.05, 10)
+    model, control, own = by_hand([*accepted.values()], rates, 10)
     np.testing.assert_allclose(run.model, model, rtol=1e-4)
     found = run.fleet.coordinator.state.vectors["control"]
     np.testing.assert_allclose(found, control, rtol=1e-3, atol=1e-5)

@@ -117,7 +117,7 @@ class RunModels:
 
     def hyper_of(self, version: int, member: RunMember) -> dict[str, float]:
         """Return the hyper-parameters of the tasks that begin from this version of a member."""
-        hyper = member.hyper
+        hyper = self._plan.hyper_of(version, member.hyper)
         if not self._plan.local.adaptive_mu:
             return hyper
         if version == self.newest.version:
