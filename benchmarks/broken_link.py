@@ -47,16 +47,17 @@ HOW = {"undisturbed": None, "stopped": signal.SIGTERM, "killed": signal.SIGKILL}
 class Restarted:
     """A coordinator that can be ended and begun again on the same port."""
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path, size: int, plan: str = PLAN, settings: str = "") -> None:
+        """``settings``: more of the service file."""
         _servers.write_placeholder_bundle(folder / "bundle", size)
-        (folder / "plan.toml").write_text(PLAN)
+        (folder / "plan.toml").write_text(plan)
         self._settings = folder / "service.toml"
-        self._settings.write_text("port = 0\n")
+        self._settings.write_text(f"port = 0\n{settings}")
         self._log = folder / "coordinator.log"
         self._command = [sys.executable, "-m", "fleetlearn_coordinator", "serve"]
         self._command += [str(folder / "plan.toml"), "--service", str(self._settings)]
         self.begin()
-        self._settings.write_text(f"port = {self.port}\n")
+        self._settings.write_text(f"port = {self.port}\n{settings}")
 
     def begin(self) -> None:
         with self._log.open("wb") as output:

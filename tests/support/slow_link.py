@@ -47,6 +47,8 @@ class SlowLink:
     """Of the coordinator."""
     rate: float
     """Bytes a second."""
+    rate_up: float | None = None
+    """From devices to the coordinator. None: as ``rate``."""
     address: str = ""
     """Where devices connect, as a URL."""
     up: int = 0
@@ -92,12 +94,13 @@ class SlowLink:
     ) -> None:
         loop = asyncio.get_running_loop()
         free = loop.time()
+        rate = self.rate_up if way == "up" and self.rate_up is not None else self.rate
         with suppress(OSError):
             while piece := await reader.read(PIECE):
                 writer.write(piece)
                 setattr(self, way, getattr(self, way) + len(piece))
                 await writer.drain()
-                free = max(free, loop.time()) + len(piece) / self.rate
+                free = max(free, loop.time()) + len(piece) / rate
                 await asyncio.sleep(free - loop.time())
 
 
