@@ -25,6 +25,7 @@ from math import inf
 from pathlib import Path
 
 import _measure as measure
+import _servers
 import numpy as np
 from _process_usage import family, usage
 from broken_link import MB, Restarted
@@ -51,6 +52,8 @@ from processes import free_port
 from slow_link import SlowLink, slow_link
 
 HERE = "127.0.0.1"
+_servers.START_LIMIT = 600.0
+"""On a busy machine a coordinator takes a minute to write its first model of 500 MB."""
 WAYS = ("websocket", "cache", "store")
 FLEET_WAYS = ("websocket", "own port", "cache")
 FIRST = asyncio.FIRST_COMPLETED
