@@ -27,28 +27,15 @@ from pathlib import Path
 import _measure as measure
 import _servers
 import numpy as np
+from _nginx import free_port
 from _process_usage import family, usage
 from broken_link import MB, Restarted
 from fleetlearn_device import Device
-from fleetlearn_device.driver.http_fetch import http_parts
 from fleetlearn_device.driver.timing import Timing
-from fleetlearn_protocol.frames import HEADER
-from fleetlearn_protocol.messages import (
-    MODEL,
-    PROTOCOL_NAME,
-    CheckIn,
-    Content,
-    Fetch,
-    Task,
-    decode_from_coordinator,
-    encode,
-)
-from websockets.asyncio.client import connect
-from websockets.typing import Subprotocol
 
 sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
+from fetching import fetch_model
 from nginx_cache import nginx_cache
-from processes import free_port
 from slow_link import SlowLink, slow_link
 
 HERE = "127.0.0.1"
@@ -199,36 +186,6 @@ async def over_a_link(way: str, chosen: argparse.Namespace) -> dict[str, float]:
 # Many devices at once
 
 
-async def fetch_one(url: str, number: int, *, http: bool) -> int:
-    """Fetch the model as a device does. Returns how many bytes came."""
-    came = 0
-    async with connect(
-        url,
-        subprotocols=[Subprotocol(PROTOCOL_NAME)],
-        compression=None,
-        max_size=1 << 20,
-        ping_interval=None,
-        open_timeout=60,
-    ) as connection:
-        await connection.send(encode(CheckIn(1, f"device-{number}", 10)))
-        size = 0
-        async for message in connection:
-            if isinstance(message, bytes):
-                came += len(message) - HEADER.size
-            else:
-                match decode_from_coordinator(message):
-                    case Task() as task:
-                        model = task.vector(MODEL)
-                        size = model.size
-                        await connection.send(encode(Fetch(model.sha256, http=http)))
-                    case Content(url=str(where), size=whole):
-                        async for part in http_parts(where, 0, whole, Timing()):
-                            came += len(part)
-            if size and came >= size:
-                return came
-    raise RuntimeError("the coordinator closed the connection")
-
-
 async def fleet_of(way: str, chosen: argparse.Namespace) -> dict[str, float]:
     """Figures of one way."""
     size, origin, cache = int(chosen.megabytes * MB / 4), free_port(), free_port()
@@ -247,8 +204,11 @@ async def fleet_of(way: str, chosen: argparse.Namespace) -> dict[str, float]:
         processes = [coordinator.process.pid, *([] if nginx is None else family(nginx.pid))]
         url, http = f"ws://{HERE}:{coordinator.port}", way != "websocket"
         before, began = [usage(each).cpu for each in processes], time.monotonic()
-        fetching = [fetch_one(url, number, http=http) for number in range(chosen.devices)]
-        came = sum(await asyncio.gather(*fetching))
+        fetching = [
+            fetch_model(url, f"device-{number}", http=http, keep=False)
+            for number in range(chosen.devices)
+        ]
+        came = sum(int(size) for size, _ in await asyncio.gather(*fetching))
         seconds = time.monotonic() - began
         spent = [usage(each).cpu - earlier for each, earlier in zip(processes, before, strict=True)]
         return {

@@ -82,10 +82,14 @@ class PageListener:
         tls: Tls | None,
         limits: Limits,
         proxies: Collection[str] = (),
+        downloads: str = "",
     ) -> None:
         """``documents``: JSON by its name in the folder, in place of a file of that name.
-        ``limits``: of each address. ``proxies``: networks without such limits. Raises FleetError
-        where the files of TLS cannot be used."""
+        ``limits``: of each address. ``proxies``: networks without such limits. ``downloads``: the
+        source (Content Security Policy, 2.3.1) from which its devices fetch by HTTP, if any. Raises
+        FleetError where the files of TLS cannot be used."""
+        policy = POLICY.replace("connect-src 'self'", f"connect-src 'self' {downloads}".rstrip())
+        self._headers = [(name, policy if value is POLICY else value) for name, value in HEADERS]
         self._folder, self._documents = folder, documents
         self._port = HttpPort(
             self._talk,
@@ -173,7 +177,7 @@ class PageListener:
     ) -> None:
         """Send an answer. Raises TimeoutError where the peer does not take it, OSError where the
         peer is gone."""
-        headers = [*answer.headers, *HEADERS, *([("Connection", "close")] if last else [])]
+        headers = [*answer.headers, *self._headers, *([("Connection", "close")] if last else [])]
         head = h11.Response(status_code=answer.status, headers=headers, reason=answer.status.phrase)
         writer.write(connection.send(head) or b"")
         left = 0 if silent else answer.size

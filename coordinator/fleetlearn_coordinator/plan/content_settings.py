@@ -29,6 +29,12 @@ class ContentSettings(Section, frozen=True, kw_only=True):
         """Whether devices fetch from the object store."""
         return self.address == "store"
 
+    @property
+    def source(self) -> str:
+        """Where web pages fetch from, as a source of a Content Security Policy."""
+        parts = urlsplit(self.address)
+        return "https:" if self.in_store else f"{parts.scheme}://{parts.netloc}"
+
     def check(self, *, has_blobs: bool, may_listen: bool, insecure: bool) -> None:
         """Raise ValueError where these settings do not fit the service's. ``has_blobs``: runs are
         in an object store. ``may_listen``: other machines may connect to ``host``. ``insecure``:

@@ -202,6 +202,7 @@ async def page_port(
         tls=tls,
         limits=service.limits,
         proxies=service.proxies,
+        downloads="" if service.contents is None else service.contents.source,
     )
     address = await listener.listen(page.host or service.host, page.port)
     host.allow_page(urlsplit(address).port or 0)

@@ -386,3 +386,13 @@ def test_what_a_bad_request_took_is_freed_without_a_garbage_collection(
         asyncio.run(check())
     finally:
         gc.enable()
+
+
+def test_the_page_may_fetch_where_its_devices_are_sent(folder: Path) -> None:
+    async def policy(**more: Any) -> str:
+        async with listening(folder, **more) as port:
+            _, headers, _ = await send(port, get("/"))
+            return headers["Content-Security-Policy"]
+
+    for more, sources in (({}, ""), ({"downloads": "https://cdn.test"}, "https://cdn.test ")):
+        assert f"connect-src 'self' {sources}wss: ws:;" in asyncio.run(policy(**more))

@@ -41,3 +41,9 @@ def test_what_is_allowed(service: dict[str, Any], contents: dict[str, Any]) -> N
     found = ServiceSettings.read(service | {"contents": contents}).contents
     assert found is not None
     assert found.in_store == (contents["address"] == "store")
+
+
+def test_the_page_may_fetch_where_devices_are_sent() -> None:
+    found = ServiceSettings.read({"contents": {"address": CDN}}).contents
+    assert found is not None
+    assert found.source == "https://cdn.example.org"
