@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import _raw_devices
@@ -23,12 +24,14 @@ import _websocket_device
 from _raw_devices import Peer
 from _raw_peer import PING, masked_header
 from fleetlearn_coordinator.network import process_settings
-from fleetlearn_protocol.messages import ComeBack, Task, Welcome, decode_from_coordinator
+from fleetlearn_protocol.messages import Cancel, ComeBack, Task, Welcome, decode_from_coordinator
 
 TELL = 0.2
 """Seconds between two looks whether there is something to say."""
 BACK_OFF = 2.0
 """Seconds within which a device connects again whose connection was refused or lost."""
+PER_ADDRESS = 8000
+"""Connections from one address: Linux is slow to find a free port above half of its 28,000."""
 PING_FRAME = masked_header(PING, 0)
 
 
@@ -44,10 +47,12 @@ class ManyDevices(_raw_devices.Fleet):
         first: int,
         source: str,
         at_once: int,
+        ca: str | None = None,
     ) -> None:
-        """``first``: the number of the first device. ``source``: the loopback address that they
-        connect from. ``at_once``: most devices that wait for their welcome at a time; 0: all."""
-        super().__init__(url, update, rounds)
+        """``first``: the number of the first device. ``source``: the first three numbers of the
+        loopback addresses that they connect from. ``at_once``: most devices that wait for their
+        welcome at a time; 0: all. ``ca``: what certifies the coordinator, if it has TLS."""
+        super().__init__(url, update, rounds, ca=None if ca is None else Path(ca))
         self.first, self.source = first, source
         self._most = at_once or inf
         self._under_way = 0
@@ -87,7 +92,9 @@ class ManyDevices(_raw_devices.Fleet):
         now = time.perf_counter()
         while self._waiting and self._waiting[0][0] <= now and self._under_way < self._most:
             self._under_way += 1
-            self.connect_one(heappop(self._waiting)[1], self.source)
+            name = heappop(self._waiting)[1]
+            address = 1 + (int(name[1:]) - self.first) // PER_ADDRESS
+            self.connect_one(name, f"{self.source}.{address}")
         if self._beat < inf and self.peers:
             due = int((now - self._beaten) * len(self.peers) / self._beat)
             self._beaten += due * self._beat / len(self.peers)
@@ -98,10 +105,14 @@ class ManyDevices(_raw_devices.Fleet):
                     self._ping(peer)
 
     def _ping(self, peer: Peer) -> None:
-        if peer.open and not peer.outgoing:
-            peer.outgoing.append(PING_FRAME)
+        if not peer.open or peer.outgoing:
+            return
+        peer.outgoing.append(PING_FRAME)
+        self.counts["pings"] += 1
+        try:
             self._flush(peer)
-            self.counts["pings"] += 1
+        except OSError as error:
+            self._fail(peer, error.strerror or str(error))
 
     def _hear(self, peer: Peer, body: bytes) -> None:
         match decode_from_coordinator(body):
@@ -114,6 +125,8 @@ class ManyDevices(_raw_devices.Fleet):
                 self._welcomed.discard(peer)
                 self._end(peer)
                 heappush(self._waiting, (time.perf_counter() + after, peer.name))
+            case Cancel():
+                self.counts["cancelled"] += 1
             case Welcome():
                 self._under_way -= 1
                 self._welcomed.add(peer)

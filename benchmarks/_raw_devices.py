@@ -153,7 +153,8 @@ class Fleet:
                     # of a handshake, or while a record is incomplete
                     pass
                 except OSError as error:
-                    self._fail(peer, error.strerror or str(error))
+                    if peer in self.peers:  # else it was ended by what came before
+                        self._fail(peer, error.strerror or str(error))
 
     def close(self) -> None:
         for peer in list(self.peers):
@@ -274,7 +275,7 @@ class Fleet:
             peer.open, peer.incoming = True, rest
             self._send(peer, CheckIn(PROTOCOL_VERSION, peer.name, EXAMPLES, software="benchmark"))
             data = rest
-        while len(data) >= 2 and not peer.skip:
+        while len(data) >= 2 and not peer.skip and peer in self.peers:
             opcode, size, head_size = data[0] & 15, data[1] & 127, 2
             if size >= 126:
                 head_size = 4 if size == 126 else 10

@@ -134,7 +134,7 @@ def devices_running(url: str, count: int, processes: int, **settings: Any) -> It
     try:
         for number in range(processes):
             first = number * count // processes
-            source = f"127.0.0.{2 + number}"
+            source = f"127.0.{1 + number}"
             started.append(Devices(url=url, first=first, source=source, **settings))
         yield AllDevices(started)
     finally:
@@ -309,7 +309,7 @@ def measure_all(chosen: Any) -> dict[str, dict[str, float]]:
         devices=goal,
         rounds=chosen.rounds + 1,  # the last one stays open: a finished run sends devices away
         deadline=3600.0,
-        tls=False,
+        tls=chosen.tls,
         gateways=chosen.gateways,
         max_connections=total + 1000,
         heartbeat=HEARTBEAT,
@@ -320,6 +320,7 @@ def measure_all(chosen: Any) -> dict[str, dict[str, float]]:
         parts = Parts(running.pid)
         taken = chosen.rounds if chosen.goal else 0
         settings = {"at_once": chosen.at_once, "size": chosen.size, "rounds": taken}
+        settings["ca"] = None if running.ca is None else str(running.ca)
         with devices_running(running.url, total, processes, **settings) as devices:
             acts: dict[str, Callable[[], dict[str, float]]] = {
                 "storm": lambda: storm(devices, parts, counts, chosen.limit),
@@ -335,7 +336,8 @@ def measure_all(chosen: Any) -> dict[str, dict[str, float]]:
                 began = time.perf_counter()
                 results[name] = act()
                 took = time.perf_counter() - began
-                print(f"{name}: {took:.1f} s; {dict(devices.counts())}", file=sys.stderr)
+                said = f"{name}: {took:.1f} s; {dict(devices.counts())}"
+                print(said, json.dumps(results[name]), sep="\n", file=sys.stderr)
             log = running.log.read_text(errors="replace")
             problems = [line for line in log.splitlines() if "ERROR" in line or "WARNING" in line]
             for line in problems[:5]:
@@ -367,6 +369,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--size", type=int, default=1 << 16, help="parameters of the model")
     options.add_argument("--idle", type=float, default=10.0, help="seconds of each idle part")
+    options.add_argument("--tls", action="store_true", help="the devices connect over TLS")
     options.add_argument("--death", action="store_true", help="kill a gateway, too")
     options.add_argument("--limit", type=float, default=300.0, help="seconds of each part")
     chosen = options.parse_args()
