@@ -179,7 +179,7 @@ def _regions(run: RunView) -> list[str]:
         if each["done"] is not None:
             words += ", done" if each["done"] else ", failed"
         elif each["seconds"] is not None:
-            words += f", {each['minimum']} are the minimum in {each['seconds']:.0f} s"
+            words += f", {each['minimum']} are the minimum; {each['seconds']:.0f} s left"
         lines.append(f"region {each['name']}: {words}")
     return lines
 

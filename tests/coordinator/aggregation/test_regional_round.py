@@ -11,6 +11,7 @@ from fleetlearn_coordinator.aggregation import aggregators
 from fleetlearn_coordinator.aggregation.family_round import FamilyRules, MemberRules
 from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
+from fleetlearn_coordinator.aggregation.privacy.release import begin
 from fleetlearn_coordinator.aggregation.regional_round import (
     AnyRound,
     RegionalRound,
@@ -23,7 +24,7 @@ from fleetlearn_coordinator.aggregation.round_summary import describe_regions
 from fleetlearn_coordinator.aggregation.weighing.fair import fair
 from fleetlearn_coordinator.aggregation.weighing.weighing import Weighing
 from fleetlearn_protocol.messages import CONTROL, UPDATE
-from round_reports import reports_of_rows, rules_of, state_of
+from round_reports import private_rules_of, reports_of_rows, rules_of, state_of
 
 NAMES = ("north", "south", "west")
 BY_UPDATES = RegionalWeights(NAMES)
@@ -137,6 +138,26 @@ def test_a_robust_aggregator_works_within_each_region() -> None:
     round.end_regions(("north", "west"))
     made = round.commit(1, round.summary({}))
     assert made.state.model.tolist() == [3.0, 3.0]
+
+
+def test_a_private_round_has_its_noise_once() -> None:
+    """On the sum of the regions that are done: the bits of a private round without regions."""
+    rules = private_rules_of(3, clip=2.0, goal=4)
+    assert rules.privacy is not None
+    privacy = begin(rules.privacy, bytes(range(32)), 3)
+    state = state_of(rules, [0.5, 1.0, 1.5], privacy=privacy)
+    flat, regional = OpenRound(rules, state), opened(rules, state)
+    for name, rows in (("north", [[1.0, 0.0, 0.5]]), ("south", [[0.0, 9.0, 0.0]])):
+        take(flat, reports_in(None, rows, [1]))
+        take(regional, reports_in(name, rows, [1]))
+    take(regional, reports_in("west", [[1.0, 1.0, 1.0]], [1]))
+    regional.end_regions(("north", "south"))
+    expected = flat.commit(1, flat.summary({}))
+    made = regional.commit(1, regional.summary({}))
+    assert made.state.digest == expected.state.digest
+    assert made.state.privacy is not None
+    assert expected.state.privacy is not None
+    assert made.state.privacy.releases == expected.state.privacy.releases == 1
 
 
 def test_the_sums_of_all_regions_are_saved_and_read_again() -> None:

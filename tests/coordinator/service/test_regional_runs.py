@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan, read_model, read_status
 from fleetlearn_coordinator.storage.errors import StoreError
-from fleetlearn_protocol.messages import Cancel, CheckIn, Welcome
+from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.frames import pack_chunk
+from fleetlearn_protocol.messages import Accepted, Cancel, CheckIn, Grant, Uploaded, Welcome
 from fleetlearn_protocol.vector import Vector
-from peers import SIZE, fleet, plan_text, write_test_bundle
+from peers import SIZE, fleet, plan_text, report_of, write_test_bundle
 
 Test = Callable[[Path], None]
 ROUNDS = 3
@@ -154,7 +156,8 @@ async def test_a_failed_region_stays_failed_over_a_restart(tmp_path: Path) -> No
         await peers["s2"].task()
         await peers["s2"].expect(Cancel)
     async with fleet(plan) as (server, join):
-        peers = {name: await join(name) for name in ("n1", "n2", *SOUTH)}
+        peers = {name: await join(name) for name in ("n1", "n2", *SOUTH, "s3")}
+        assert sorted(server.engine.leases) == ["n1", "n2"]
         for name in ("n1", "n2"):
             await peers[name].do_round(update_of(1, name))
         await asyncio.wait_for(asyncio.shield(server.done), 30)
@@ -206,3 +209,33 @@ async def test_the_log_says_how_each_region_ended(tmp_path: Path) -> None:
     said = [each.getMessage() for each in records]
     assert said.count("region north of round 1 is done with 3 reports: it has its goal") == 1
     assert any("reports of regions: north 3, south 2" in each for each in said)
+
+
+@in_loop
+async def test_what_a_device_of_a_failed_region_keeps_does_not_count(tmp_path: Path) -> None:
+    """What a top-k encoding left of an update is kept for the device's next task, unless the update
+    did not count."""
+    encoding = find_encoding("topk-0.3")
+    named = {
+        "north": {"devices": ["n*"], "goal": 1},
+        "south": {"devices": ["s*"], "goal": 2, "minimum": 2, "deadline": 0.4},
+    }
+    settings = {"regions__named": named, "regions__minimum": 1, "round__gather": 0.05}
+    plan = plan_of(tmp_path, **settings, encoding__up=encoding.name)
+    async with fleet(plan) as (_, join):
+        peers = []
+        for name in ("n1", "s1"):
+            peers.append(await join(name, check_in=False))
+            await peers[-1].check_in(encodings=(encoding.name.partition("-")[0],))
+        first = [await peer.task() for peer in peers]
+        for peer, task in zip(peers, first, strict=True):
+            content = encoding.encode(update_of(1, peer.name))
+            await peer.send(
+                report_of(task, update_of(1, peer.name), parts=(encoding.part("update", content),))
+            )
+            grant = await peer.expect(Grant)
+            await peer.send(pack_chunk(grant.transfer, 0, content))
+            await peer.send(Uploaded(task.task))
+            await peer.expect(Accepted)
+        kept = [(await peer.task()).kept for peer in peers]
+        assert kept == [first[0].task, None]

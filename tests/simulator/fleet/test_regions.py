@@ -67,6 +67,23 @@ def test_a_straggling_region_costs_the_round_its_own_devices_and_no_time(
     assert ended[1]["why"] == "its deadline has passed: 0 reports, 4 are the minimum"
 
 
+def test_a_region_that_is_over_stays_over_when_the_coordinator_dies(
+    tmp_path: Path, line: Path
+) -> None:
+    regions = {
+        "each": {"goal": 4, "over_selection": 1.0, "minimum": 4, "deadline": 100.0},
+        "named": BY_TIER,
+        "minimum": 1,
+    }
+    more = {"plan__regions": regions, "tiers": TIERS, "plan__stop__rounds": 1}
+    crash = {"crashes": [60.0], "restart": 5.0}
+    run = drive(make_scenario(tmp_path, line, 24, **{**REGIONS, **more, "coordinator": crash}))
+    ended = [row for row in run.events if row["event"] == "region-ended"]
+    assert [(row["region"], row["done"]) for row in ended] == [("near", True), ("far", False)]
+    assert ended[0]["time"] < 60.0 < ended[1]["time"]
+    assert 160.0 < run.rounds[0]["seconds"] < 170.0, "far had its whole time again"
+
+
 HARD: dict[str, Any] = {
     **REGIONS,
     "plan__regions": {

@@ -112,7 +112,7 @@ def test_devices_fit_a_family_by_memory_and_tags(base: Path) -> None:
     parse(small + '[tiers.x]\ntags = ["gate"]\n[failures]\nregions = 2', base)
 
 
-@pytest.mark.parametrize("name", ["family_rehearsal", "damaged_rehearsal"])
+@pytest.mark.parametrize("name", ["family_rehearsal", "damaged_rehearsal", "regions_rehearsal"])
 def test_the_examples_are_scenarios(name: str) -> None:
     found = Scenario.load(Path(__file__).parents[3] / "examples" / f"{name}.toml")
     assert found.name == name.replace("_", "-")
