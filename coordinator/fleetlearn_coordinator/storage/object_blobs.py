@@ -319,8 +319,9 @@ class ObjectBlobs(FileBlobs):
 
 
 def fetch_models(folder: Path, objects: Objects) -> None:
-    """Let a data directory that has the newest copy of all else have all models, too: who took the
-    run over has fetched what was needed. Raises StoreError where it has not."""
+    """Let a data directory that has the newest copy of all else have all models, too, and the
+    updates that gateways on other machines put: who took the run over has fetched what was needed.
+    Raises StoreError where it has not."""
     owner = objects.read(OWNER)
     if owner is not None and _owner_of(folder) != owner:
         text = (
@@ -331,6 +332,11 @@ def fetch_models(folder: Path, objects: Objects) -> None:
     newest = NewestObjects(objects)
     for version in _versions(newest):
         _have_model(newest, folder, version)
+    for number in map(int, filter(str.isdecimal, objects.keys(ARRIVED))):
+        path = spool_path(folder, number)
+        if not path.exists():
+            with suppress(FileNotFoundError):  # no update counts yet, and there is no folder
+                _fetch_if_there(objects, arrived_key(number), path)
 
 
 def _spool_key(number: int) -> str:
@@ -364,6 +370,16 @@ def _generation_of(owner: bytes | None) -> int:
 def _versions(objects: NewestObjects) -> list[int]:
     names = map(Path, objects.names(MODELS))
     return sorted(int(name.stem[1:]) for name in names if name.suffix == ".safetensors")
+
+
+def _fetch_if_there(objects: Objects, key: str, path: Path) -> None:
+    """Fetch an object, unless it was removed meanwhile."""
+    try:
+        objects.fetch(key, path)
+    except StoreUnavailableError:
+        raise
+    except StoreError:
+        pass
 
 
 def _have_model(objects: NewestObjects, folder: Path, version: int) -> None:

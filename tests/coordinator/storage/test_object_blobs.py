@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_coordinator.storage import object_blobs
+from fleetlearn_coordinator.storage.arrived import arrived_key, first_number, is_arrived
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
-from fleetlearn_coordinator.storage.file_blobs import load_model, model_path, spool_path
+from fleetlearn_coordinator.storage.file_blobs import FileBlobs, load_model, model_path, spool_path
 from fleetlearn_coordinator.storage.find_blobs import complete_copy
 from fleetlearn_coordinator.storage.object_blobs import ObjectBlobs, ObjectModels
 from fleetlearn_coordinator.storage.object_store import Objects
@@ -337,3 +338,66 @@ def test_what_devices_may_fetch_is_published_by_the_run_s_blobs(tmp_path: Path) 
         assert blobs.served is not None
         blobs.served.publish({digest(np.zeros(4, np.float32)): bytes(16)})
         assert Objects(URL).keys("served") == [digest(np.zeros(4, np.float32))]
+
+
+def test_an_update_that_a_gateway_put_counts_until_it_is_freed(tmp_path: Path) -> None:
+    """On another machine too, and in a copy of the run, which needs no object store."""
+    first, second, copy = tmp_path / "first", tmp_path / "second", tmp_path / "copy"
+    objects = Objects(URL)
+    with opened(first) as blobs:
+        number = first_number(blobs.generation, 3) + 5
+        assert is_arrived(number)
+        assert not is_arrived(blobs.take_spool_file())
+        objects.put(arrived_key(number), b"update")
+        blobs.take_arrived(number)
+        blobs.settle_spool_files({number: 6})  # it is there
+        assert read(blobs, number, 6) == b"update"
+        assert read(blobs, number, 3) == b"upd"
+        assert arrived_key(number) in blobs.where_spool_file(number)
+        assert blobs.find_checkpoint(number) is None
+    with opened(second) as blobs:
+        blobs.reserve_spool_file(number)
+        blobs.drop_orphans(())
+        assert b"".join(map(bytes, blobs.read_spool_file(number, 4, 2))) == b"date"
+    with opened(second) as blobs:
+        blobs.reserve_spool_file(number)
+        spool_path(second, number).unlink()
+        complete_copy(second, URL)
+        (copy / "uploads").mkdir(parents=True)
+        spool_path(copy, number).write_bytes(spool_path(second, number).read_bytes())
+        with closing(FileBlobs(copy)) as copied:
+            copied.reserve_spool_file(number)
+            assert b"".join(map(bytes, copied.read_spool_file(number, 6))) == b"update"
+            copied.free_spool_file(number)
+            assert not spool_path(copy, number).exists()
+        blobs.free_spool_file(number)
+        assert not spool_path(second, number).exists()
+    assert not objects.keys("arrived")
+
+
+def test_what_arrived_and_does_not_count_is_removed(tmp_path: Path) -> None:
+    objects = Objects(URL)
+    with opened(tmp_path) as blobs:
+        before = first_number(blobs.generation, 0)
+    with opened(tmp_path) as blobs:
+        own, after = (first_number(blobs.generation + each, 0) for each in (0, 1))
+        assert before < own < after
+        for number in (before, before + 1, own, own + 1, own + 2, after):
+            objects.put(arrived_key(number), b"update")
+        blobs.reserve_spool_file(before)
+        blobs.take_arrived(own)
+        assert read(blobs, own + 2, 6) == b"update"
+        blobs.drop_orphans(range(own + 1, own + 2))
+        assert sorted(map(int, objects.keys("arrived"))) == [before, own, own + 1, after]
+        assert not spool_path(tmp_path, own + 2).exists()
+        lost = StoreError(Code.BUSY, "another coordinator has the run")
+
+        def check() -> None:
+            raise lost
+
+        blobs._check = check
+        with pytest.raises(StoreError, match="another coordinator"):
+            blobs.drop_orphans(())
+        with pytest.raises(StoreError, match="another coordinator"):
+            blobs.check_owner()
+    assert sorted(map(int, objects.keys("arrived"))) == [before, own, own + 1, after]
