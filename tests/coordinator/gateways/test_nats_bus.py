@@ -19,6 +19,8 @@ from fleetlearn_coordinator.gateways.nats_place import NatsPlace, check_place
 from fleetlearn_coordinator.gateways.nats_subjects import subjects_of
 from fleetlearn_coordinator.gateways.numbered_frames import WINDOW
 from fleetlearn_coordinator.plan.bus_settings import NatsSettings
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
+from fleetlearn_coordinator.service.checks import check_bus
 from fleetlearn_coordinator.service.private_ca import CA, CERTIFICATE, KEY, make_certificate
 from nats_accounts import accounts
 from nats_server import NatsServer, nats_server
@@ -401,3 +403,30 @@ def test_the_first_server_that_answers_is_used(server: NatsServer) -> None:
             await open_line(dead, "test", NatsSettings())
 
     asyncio.run(test())
+
+
+def test_doctor_says_whether_the_bus_can_be_used(tmp_path: Path) -> None:
+    keys = {"blobs": "s3://bucket/fleet"}
+    own = {"gateway": {"run": "digits.v2", "name": "berlin"}}
+    with nats_server(USERS.format(name="berlin")) as server:
+        user(tmp_path, "engine", "e-secret")
+        user(tmp_path, "berlin", "b-secret")
+        keys["bus"] = server.url()
+
+        def found(name: str, **more: Any) -> list[tuple[str, str]]:
+            nats = {"user": name, "password_file": str(tmp_path / f"{name}.password")}
+            settings = ServiceSettings.read({**keys, "nats": nats, **more})
+            return [(each.state, each.found) for each in check_bus(settings, ["digits.v2"])]
+
+        ((state, text),) = found("engine")
+        assert state == "good"
+        assert text.startswith(f"{server.url()}: NATS 2.")
+        assert found("berlin", **own)[0][0] == "good"
+        ((state, text),) = found("berlin")
+        assert state == "bad"
+        assert 'permissions violation for subscription to "fleetlearn.digits~v2.' in text
+        server.kill()
+        ((state, text),) = found("engine")
+        assert state == "bad"
+        assert f"{server.url()} cannot be reached now" in text
+    assert not list(check_bus(ServiceSettings(), ["digits"]))
