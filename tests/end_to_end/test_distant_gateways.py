@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from distant_site import Site
+from fleetlearn_coordinator.service.training_run import pre_sums
 from nats_server import NatsServer, nats_server
 from object_server import ObjectServer, object_server
 from postgres_server import PostgresServer
@@ -92,6 +93,24 @@ def test_parts_are_killed(
         parts.append("postgres")
     site = Site(run, bus, objects, postgres, rounds=60, devices=6)
     site.start()
+    kills = [luck.choice(parts) for _ in range(KILLS)]
+    asyncio.run(take_part(site, kills, luck))
+    site.end()
+    site.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_parts_are_killed_while_gateways_add_up_updates(
+    run: Processes, bus: NatsServer, objects: ObjectServer, seed: int
+) -> None:
+    """The model is so large, and its rounds have so many updates, that gateways add them up."""
+    luck = random.Random(seed)
+    size = 2**18
+    assert 4 * size >= pre_sums.SMALLEST
+    site = Site(run, bus, objects, None, rounds=10, devices=16, size=size)
+    site.start()
+    parts = ["engine", "gateway", "gateway", "bus", "store", "paused gateway"]
     kills = [luck.choice(parts) for _ in range(KILLS)]
     asyncio.run(take_part(site, kills, luck))
     site.end()

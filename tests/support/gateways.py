@@ -22,7 +22,7 @@ from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_coordinator.service.several_runs import hosting
 from fleetlearn_coordinator.storage.object_store import Objects
 from fleetlearn_protocol.messages import PROTOCOL_NAME, Held
-from nats_server import nats_server
+from nats_server import NatsServer, nats_server
 from object_server import BUCKET, object_server
 from peers import Peer
 from several import Several
@@ -148,6 +148,7 @@ class DistantPlace(NamedTuple):
     bus: str
     folder: Path
     """Of the gateways' folders."""
+    server: NatsServer
     token: str = ""
     """Of one run."""
 
@@ -177,7 +178,7 @@ def distant_place(folder: Path) -> Iterator[DistantPlace]:
         before = {name: os.environ.get(name) for name in objects.environment}
         os.environ.update(objects.environment)
         try:
-            yield DistantPlace(bus.url(), folder)
+            yield DistantPlace(bus.url(), folder, bus)
         finally:
             for name, value in before.items():
                 if value is None:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.messages import CheckIn, Report
 
 from fleetlearn_coordinator.conversation.begun import Announced, BegunUpload
@@ -33,7 +33,7 @@ from fleetlearn_coordinator.gateways.remote_spool import RemoteSpool
 from fleetlearn_coordinator.gateways.stored_contents import StoredContents
 from fleetlearn_coordinator.network.peer_log import logger
 from fleetlearn_coordinator.plan.service_settings import ServiceError
-from fleetlearn_coordinator.storage.arrived import PUTS, arrived_key
+from fleetlearn_coordinator.storage.arrived import PUTS, arrived_key, partial_key
 from fleetlearn_coordinator.storage.errors import StoreUnavailableError
 from fleetlearn_coordinator.storage.object_store import Objects
 from fleetlearn_coordinator.storage.served_objects import ServedObjects
@@ -105,6 +105,10 @@ class DistantLink(EngineLink):
         self.gate, self._open_to_all = gate, open_to_all
         gate.engine = self
         self._url = objects
+        self._sums = folder / "partial_sums"
+        self._sums.mkdir(exist_ok=True)
+        self._adds_up = False
+        """Whether the engine process may have updates added up here."""
         self._names: tuple[str, ...] = ()
         """The bundles' SHA-256."""
         self._objects: Objects
@@ -133,6 +137,7 @@ class DistantLink(EngineLink):
         for number, asked in list(self._questions.items()):
             if isinstance(asked.message, wire.AskSave):
                 del self._questions[number]
+                self.own.not_saved(asked.message.file)
                 self._to_save.append(self._saving.pop(asked.message.file))
         return super().speak_on(bus)
 
@@ -215,8 +220,13 @@ class DistantLink(EngineLink):
             assert folder is not None
             folders.append(str(folder))
         self._names = setup.stored_bundles
+        self._adds_up = setup.adds_up
         own = msgspec.structs.replace(
-            setup, bundles=tuple(folders), contents=str(self._copies.folder)
+            setup,
+            bundles=tuple(folders),
+            contents=str(self._copies.folder),
+            spool=str(self.own.folder),
+            sums=str(self._sums),
         )
         self.do(own)
         self.gate.began(setup.knows_devices, self._let_in())
@@ -274,6 +284,8 @@ class DistantLink(EngineLink):
             self.save(saving)  # whoever is the engine process now does not know this object
         else:
             self._saving[number] = saving
+            if self._adds_up:
+                self.own.name(saving.spool_file, number)
             self._question += 1
             message = wire.AskSave(
                 self._question, saving.device, saving.report, number, saving.largest
@@ -300,10 +312,24 @@ class DistantLink(EngineLink):
             if asked is not None and isinstance(asked.message, wire.AskSave):
                 saving = self._saving.pop(asked.message.file)
                 if isinstance(message, wire.Answered):
-                    self.own.free_spool_file(saving.spool_file)
+                    self.own.saved(saving.spool_file, asked.message.file)
                 else:  # the conversation frees it
+                    self.own.not_saved(asked.message.file)
                     self._writers.submit(self._remove, asked.message.file)
         super().do(message)
+
+    def _say_soon(self, message: wire.PartialSumMade) -> None:
+        """Put a partial sum into the store, and say so. In the thread that made it."""
+        if message.made is not None:
+            file = self._sums / str(message.number)
+            try:
+                self._objects.put(partial_key(message.number), file)
+            except (FleetError, OSError) as error:
+                text = in_words(error)
+                message = msgspec.structs.replace(message, made=None, text=text)
+            finally:
+                file.unlink(missing_ok=True)
+        super()._say_soon(message)
 
     def _remove(self, number: int) -> None:
         with suppress(FleetError):  # the engine process removes it later

@@ -18,10 +18,16 @@ PATIENCE = 5.0
 """Seconds that a gateway may take until its partial sum is there, and one more for each
 BYTES_PER_SECOND of its updates. Then the engine process adds them itself."""
 BYTES_PER_SECOND = 2**25
+MOST_STORED = 4096
+"""Updates of which it is known who stored them. They are given away soon after."""
 
 
 class CollectsSums(Protocol):
     """Who gave the updates away: the run."""
+
+    most_apart: int | None
+    """How many gateways on other machines add at most, where those add and no others. None: those
+    on this machine add, and no others."""
 
     def collected(self, number: int, made: PartialSum | None) -> None:
         """A partial sum is there. None: it does not come."""
@@ -59,7 +65,11 @@ class GatewayAdders:
 
     def stored(self, gateway: int, spool_file: int) -> None:
         """The gateway wrote the update in this spool file, which is complete."""
+        if self.run is None:
+            return
         self._stored[spool_file] = gateway
+        if len(self._stored) > MOST_STORED:
+            del self._stored[next(iter(self._stored))]
 
     def made(self, message: wire.PartialSumMade) -> None:
         """A gateway has written a partial sum, or could not."""

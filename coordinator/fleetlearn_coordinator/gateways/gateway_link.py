@@ -368,8 +368,7 @@ class GatewayLink:
                 raise ProtocolError(
                     Code.STALE_ROUND, "the coordinator was started again, and lost these bytes"
                 )
-            if not self.apart:
-                run.adders.stored(self.number, file)
+            run.stored(self, file)
             here(run.port.save_update(device, message.report, file, message.largest))
 
         if self._answer(message, save) and run is not None:
@@ -450,7 +449,7 @@ class GatewayLink:
     def _partial_sum(self, message: wire.PartialSumMade) -> None:
         run = self._host.runs.get(message.run)
         if run is not None:
-            run.adders.made(message)
+            run.sum_made(self, message)
 
     # Who may connect to a gateway on another machine
 

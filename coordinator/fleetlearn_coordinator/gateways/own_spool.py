@@ -4,7 +4,10 @@ the run's object store."""
 from __future__ import annotations
 
 import asyncio
+import os
+from collections import deque
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from fleetlearn_protocol.frames import Buffer
@@ -18,8 +21,11 @@ from fleetlearn_coordinator.conversation.begun import (
 )
 from fleetlearn_coordinator.gateways.remote_spool import RemoteSpool
 from fleetlearn_coordinator.gateways.wire import LentFile
-from fleetlearn_coordinator.storage.file_blobs import FileBlobs
+from fleetlearn_coordinator.storage.arrived import is_arrived
+from fleetlearn_coordinator.storage.file_blobs import UPLOADS, FileBlobs, spool_path
 
+MOST_SAVED = 32
+"""Updates that are kept after they were saved, to be added up here."""
 LONGEST = 3600.0
 """Seconds that what is here of an upload whose connection broke is kept."""
 
@@ -32,6 +38,15 @@ class OwnSpool(RemoteSpool):
         most. Takes up what an earlier process has of uploads. Raises OSError."""
         super().__init__()
         folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._named: dict[int, int] = {}
+        """Number under which an update is to be saved -> its spool file."""
+        self._saved: deque[int] = deque()
+        """Numbers of updates that were saved, some of which are still here."""
+        for path in (folder / UPLOADS).glob("slot-*"):
+            name = path.name.removeprefix("slot-")
+            if name.isdecimal() and is_arrived(int(name)):
+                path.unlink()
         # as many as have a place, lost their place, and are begun
         self.files = FileBlobs(folder, spool_files=3 * uploads + 1)
         self._loop = asyncio.get_running_loop()
@@ -87,6 +102,32 @@ class OwnSpool(RemoteSpool):
 
     def gave(self, number: int) -> None:
         """An update was saved. Its spool file is free already."""
+
+    # What is added up here
+
+    def name(self, spool_file: int, number: int) -> None:
+        """The update in this spool file is to be saved under this number: it may be added up here
+        as soon as it is saved."""
+        with suppress(OSError):  # the engine process adds it then
+            os.link(spool_path(self.folder, spool_file), spool_path(self.folder, number))
+            self._named[number] = spool_file
+
+    def saved(self, spool_file: int, number: int) -> None:
+        """The update was saved. Its spool file is free."""
+        if self._named.pop(number, None) is not None:
+            self.files.distrust_spool_file(spool_file)  # the next upload has a file of its own
+            self._saved.append(number)
+            if len(self._saved) > MOST_SAVED:
+                self.added(self._saved.popleft())
+        self.files.free_spool_file(spool_file)
+
+    def not_saved(self, number: int) -> None:
+        """The update was not saved under this number."""
+        if self._named.pop(number, None) is not None:
+            self.added(number)
+
+    def added(self, number: int) -> None:
+        spool_path(self.folder, number).unlink(missing_ok=True)
 
     def close(self) -> None:
         self.files.close()

@@ -42,9 +42,14 @@ class PartialSums:
     """All partial sums of this process. One thread does one thing after the other, in the order in
     which they were said."""
 
-    def __init__(self, answer: Callable[[wire.PartialSumMade], None]) -> None:
-        """``answer``: called in that thread."""
-        self._answer = answer
+    def __init__(
+        self,
+        answer: Callable[[wire.PartialSumMade], None],
+        added: Callable[[int], None] = lambda spool_file: None,
+    ) -> None:
+        """``answer``, ``added``: called in that thread; ``added`` with the number of each spool
+        file whose update was added."""
+        self._answer, self._added = answer, added
         self._thread = ThreadPoolExecutor(1, "partial sums")
         self._closed = False
         self._sums: dict[int, OwnSum] = {}
@@ -95,6 +100,7 @@ class PartialSums:
             own.broken = f"the update of {update.task}: {in_words(error)}"
         else:
             own.tasks.append(update.task)
+            self._added(update.spool_file)
 
     def _collect(self, number: int) -> wire.PartialSumMade:
         own = self._sums.pop(number, None)

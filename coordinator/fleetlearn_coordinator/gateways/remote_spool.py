@@ -70,6 +70,9 @@ class RemoteSpool:
         self._used.discard(number)
         self._lost.discard(number)
 
+    def added(self, number: int) -> None:
+        """The update that was saved from this file is in a partial sum. In any thread."""
+
     def close(self) -> None:
         """Write nothing any more."""
         if self._files is not None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.errors import Code, FleetError, in_words
+from msgspec.structs import replace
 
 from fleetlearn_coordinator.aggregation.partial_sum import Adders
 from fleetlearn_coordinator.conversation.begun import BegunUpload, decode_begun
@@ -54,7 +58,7 @@ class KnownGateway(SpokenTo, Protocol):
 class Gateways(NamedTuple):
     """The gateways of a host."""
 
-    links: Mapping[int, SpokenTo]
+    links: Mapping[int, KnownGateway]
     """Number of a gateway that has said hello -> what is said to it."""
     wanted: int
     """How many there are to be."""
@@ -80,6 +84,7 @@ class RunBehind:
         releases = port.release_upload if isinstance(port, ReleasesUploads) else None
         self.files = LentFiles(self.spool, gateways.each, releases)
         self.published = PublishedFiles(folder / CONTENTS)
+        self._gateways = gateways.links
         self.adders = GatewayAdders(gateways.links, folder, name)
         if isinstance(port, GivesUpdatesAway):
             self.adders.run = port.let_add(self.adders, gateways.wanted)
@@ -132,6 +137,7 @@ class RunBehind:
             run=self.name,
             name=self.served.name,
             knows_devices=knows_devices,
+            adds_up=gateway.apart and self.adders.run is not None,
         )
         gateway.say(setup)
         gateway.say(self.contents())
@@ -140,6 +146,34 @@ class RunBehind:
         """Return what devices may fetch."""
         published = self.published
         return wire.PublishContents(published.newest, published.older, self.urls, self.name)
+
+    def stored(self, gateway: KnownGateway, spool_file: int) -> None:
+        """The gateway has the update, which is complete."""
+        most = None if self.adders.run is None else self.adders.run.most_apart
+        apart = sum(each.apart for each in self._gateways.values())
+        if (most is not None) == gateway.apart and (most is None or apart <= most):
+            self.adders.stored(gateway.number, spool_file)
+
+    def sum_made(self, gateway: KnownGateway, message: wire.PartialSumMade) -> None:
+        """The gateway has added up what it was given, or could not."""
+        if not gateway.apart or message.made is None:
+            self.adders.made(message)
+            return
+        spool = self.spool
+        assert isinstance(spool, ArrivedSpool)
+        file = Path(self.adders.file_of(message.number))
+        loop = asyncio.get_running_loop()
+        job = loop.run_in_executor(None, spool.fetch_partial_sum, message.number, file)
+        job.add_done_callback(partial(self._fetched, message))
+
+    def _fetched(self, message: wire.PartialSumMade, job: asyncio.Future[None]) -> None:
+        error = None if job.cancelled() else job.exception()
+        if isinstance(error, FleetError | OSError):
+            message = replace(message, made=None, text=in_words(error))
+        elif error is not None:
+            self.served.failed(RuntimeError(error))
+            return
+        self.adders.made(message)
 
     def gateway_lost(self, gateway: int) -> None:
         """The gateway is gone: what it was lent is the run's again. Raises OSError."""

@@ -40,7 +40,7 @@ class RunThere:
         self.spool = spool
         self.files: Spool = GuardedSpool(self.spool, failed) if name else self.spool
         """The spool, as conversations have it."""
-        self.sums = PartialSums(lambda made: answer(replace(made, run=name)))
+        self.sums = PartialSums(lambda made: answer(replace(made, run=name)), spool.added)
         self.contents = Contents()
         """What devices may fetch."""
         self.in_store = InStore()

@@ -305,6 +305,8 @@ class Setup(WireMessage, frozen=True, tag=1):
     """The run's name, of several."""
     knows_devices: bool = False
     """Whether devices have to be enrolled."""
+    adds_up: bool = False
+    """Whether the gateway, which is apart, may be asked to add up what it stores."""
 
 
 class Admission(WireMessage, frozen=True, tag=2):

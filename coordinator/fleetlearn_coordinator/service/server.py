@@ -74,7 +74,7 @@ from fleetlearn_coordinator.service.task_privacy import why_not_private
 from fleetlearn_coordinator.service.training_run.distilling import DistilQuestion
 from fleetlearn_coordinator.service.training_run.mask_sum import Answer, MaskQuestion
 from fleetlearn_coordinator.service.training_run.members import RunMember
-from fleetlearn_coordinator.service.training_run.pre_sums import PreSums, pays_off
+from fleetlearn_coordinator.service.training_run.pre_sums import PreSums, most_apart, pays_off
 from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.service.worker_process import WorkerAnswer, WorkerProcess
 
@@ -330,9 +330,12 @@ class RunServer:
     def let_add(self, adders: Adders, count: int) -> PreSums | None:
         """Have these processes, of which there are ``count``, add the updates that they store.
         Returns whom they tell; None: they are to add none."""
-        if self.run.store.blobs.is_slow or not pays_off(self.run.plan.round.goal, count):
+        goal = self.run.plan.round.goal
+        # The bytes are in an object store: whoever is on another machine has them at hand.
+        most = most_apart(goal) if self.run.store.blobs.is_slow else None
+        if not most and (most == 0 or not pays_off(goal, count)):
             return None
-        pre_sums = self.run.reports.pre_sums = PreSums(adders, self._do_work_when_safe)
+        pre_sums = self.run.reports.pre_sums = PreSums(adders, self._do_work_when_safe, most)
         return pre_sums
 
     def release_upload(self, spool_file: int) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 ARRIVED = "arrived"
 """The folder of these objects, below the run's."""
+PARTIAL = "partial"
+"""The folder of partial sums, which gateways put and the coordinator removes."""
 FIRST_ARRIVED = 2**40
 """The lowest number. Those of spool files are below."""
 HELLOS = 2**20
@@ -31,3 +33,8 @@ def first_number(generation: int, hello: int) -> int:
 def arrived_key(number: int) -> str:
     """Return the name of an object, below the run's."""
     return f"{ARRIVED}/{number}"
+
+
+def partial_key(number: int) -> str:
+    """Return the name of the object that is a partial sum, below the run's."""
+    return f"{PARTIAL}/{number}"

@@ -91,6 +91,10 @@ class ArrivedSpool(LendableSpool, Protocol):
     def check_owner(self) -> None:
         """Raise StoreError where another coordinator may have the run by now."""
 
+    def fetch_partial_sum(self, number: int, path: Path) -> None:
+        """Write to a file what a gateway on another machine has added up, and remove the object.
+        May be called in any thread. Raises StoreError, OSError."""
+
     def drop_orphans(self, live: Container[int]) -> None:
         """Remove what arrived and does not count. ``live``: numbers that a gateway may be using.
         Waits for the store; may be called in any thread. Raises StoreUnavailableError."""

@@ -30,7 +30,14 @@ from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.frames import Buffer
 from numpy.typing import NDArray
 
-from fleetlearn_coordinator.storage.arrived import ARRIVED, arrived_key, first_number, is_arrived
+from fleetlearn_coordinator.storage.arrived import (
+    ARRIVED,
+    PARTIAL,
+    arrived_key,
+    first_number,
+    is_arrived,
+    partial_key,
+)
 from fleetlearn_coordinator.storage.blobs import PARAMETERS, PART_BYTES, Tensors
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.file_blobs import (
@@ -137,6 +144,7 @@ class ObjectBlobs(FileBlobs):
         store."""
         self._begun: set[int] = set()
         """Spool files with uploads that an earlier process began: their bytes are here alone."""
+        self._swept = False
         self._arrived: set[int] = set()
         """Numbers of accepted updates that gateways on other machines put into the store."""
         self._writers = ThreadPoolExecutor(AT_A_TIME, "objects")
@@ -224,7 +232,18 @@ class ObjectBlobs(FileBlobs):
     def check_owner(self) -> None:
         self._check()
 
+    def fetch_partial_sum(self, number: int, path: Path) -> None:
+        self.objects.objects.fetch(partial_key(number), path)
+        with suppress(StoreError):  # it is an orphan then
+            self.objects.objects.remove([partial_key(number)])
+
     def drop_orphans(self, live: Container[int]) -> None:
+        if not self._swept:  # those of earlier coordinators are of no use
+            self._swept = True
+            self._check()
+            self.objects.objects.remove(
+                map(partial_key, map(int, self.objects.objects.keys(PARTIAL)))
+            )
         found = (int(key) for key in self.objects.objects.keys(ARRIVED) if key.isdecimal())
         needed = self._arrived
         newer = first_number(self.generation + 1, 0)  # of whoever has the run after this process

@@ -306,3 +306,30 @@ async def test_a_gateway_for_other_machines_needs_identities_or_open(
                 await link_of(host).failure
         async with distant_gateway_running(behind.place.gateway(plan, 7, **key, open=True)) as host:
             await host.link.is_set_up.wait()
+
+
+@run_async
+async def test_the_nats_server_dies_in_the_middle_of_a_round(
+    make_plan: PlanMaker, place: DistantPlace
+) -> None:
+    """An update whose saving was asked is asked again: it counts once. Others arrive meanwhile."""
+    plan = make_plan(round__goal=3, stop__rounds=1, round__deadline=60.0)
+    async with distant_fleet(plan, place) as behind:
+        a, b, c = [await behind.join(name, number % 2) for number, name in enumerate("abc")]
+        tasks = [await each.task() for each in (a, b, c)]
+        await a.send(report_of(tasks[0], update_of(1.0)))
+        grant = await a.expect(Grant)
+        await b.send(report_of(tasks[1], update_of(2.0)))
+        other = await b.expect(Grant)
+        place.server.kill()
+        await a.send_update(grant, update_of(1.0))
+        await b.send_update(other, update_of(2.0))
+        for gateway in behind.gateways:
+            await gateway.link.over.wait()
+        place.server.start()
+        await a.expect(Accepted)
+        await b.expect(Accepted)
+        assert isinstance(await c.upload(tasks[2], update_of(3.0)), Accepted)
+        await behind.server.done
+    _, model = read_model(plan.data_dir)
+    np.testing.assert_allclose(model, np.linspace(-1, 1, len(model), dtype=np.float32) + 2, 1e-6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,13 @@ from fleetlearn_coordinator.storage.sum_file import write_sum
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk
 from fleetlearn_protocol.messages import Accepted, CheckIn, Grant, Task, Uploaded, Welcome
-from gateways import GatewayFleet, gateway_fleet
+from gateways import (
+    DistantPlace,
+    GatewayFleet,
+    distant_fleet,
+    distant_place,
+    gateway_fleet,
+)
 from peers import (
     BUFFERED_ELEMENTS,
     PERSONAL,
@@ -42,6 +48,25 @@ def tiny_models_are_pre_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pre_sums, "SMALLEST", 1)
     monkeypatch.setattr(pre_sums, "FEWEST", 1)
     monkeypatch.setattr(pre_sums, "cores", lambda: 3)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DistantPlace]:
+    with distant_place(tmp_path_factory.mktemp("gateways")) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True, params=["here", "apart"])
+def gateways_on_other_machines(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if request.param == "apart":
+        place = request.getfixturevalue("place")
+
+        def apart(plan: Plan) -> Any:
+            return distant_fleet(plan, place)
+
+        monkeypatch.setitem(globals(), "gateway_fleet", apart)
 
 
 @pytest.fixture
@@ -194,7 +219,7 @@ def test_more_updates_than_spool_files_are_held(
 
 async def gateway_ends(behind: GatewayFleet) -> None:
     await behind.end_gateway(0)
-    await until(lambda: 0 not in behind.server.host.gateways)
+    await until(lambda: len(behind.server.host.gateways) == 1)
 
 
 async def engine_ends(behind: GatewayFleet) -> None:

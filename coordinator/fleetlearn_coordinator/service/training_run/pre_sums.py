@@ -52,6 +52,12 @@ def pays_off(goal: int, adders: int) -> bool:
     return cores() > adders and min(goal, SPOOL_FILES_HELD) >= FEWEST * adders
 
 
+def most_apart(goal: int) -> int:
+    """Return how many processes on other machines are to add at most, in rounds of ``goal``
+    updates. They spare the process of the run fetching each update, whoever has how many cores."""
+    return min(goal, SPOOL_FILES_HELD) // FEWEST
+
+
 @dataclass(slots=True, eq=False)
 class GivenReports:
     """The reports that one process adds to one partial sum."""
@@ -78,9 +84,13 @@ class PreSums:
     """The reports that were given away, of one round at a time. All calls but ``read`` are made in
     the thread of the run."""
 
-    def __init__(self, adders: Adders, changed: Callable[[], None]) -> None:
-        """``changed``: called where something can go on that waited."""
+    def __init__(
+        self, adders: Adders, changed: Callable[[], None], most: int | None = None
+    ) -> None:
+        """``changed``: called where something can go on that waited. ``most``: as
+        ``CollectsSums.most_apart``."""
         self._adders, self._changed = adders, changed
+        self.most_apart = most
         self._next = randbits(48)  # an earlier process's partial sums have other numbers
         self._given: dict[int, GivenReports] = {}
         """Number of a partial sum -> what is in it."""
