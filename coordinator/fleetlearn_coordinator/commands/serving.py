@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from fleetlearn_coordinator.commands.logs import log_at
 from fleetlearn_coordinator.gateways.engine_host import SOCKET
 from fleetlearn_coordinator.gateways.gateway import serve_gateway
 from fleetlearn_coordinator.gateways.replacing import START_AGAIN
+from fleetlearn_coordinator.gateways.standby_group import supervise_when_it_serves
 from fleetlearn_coordinator.gateways.supervisor import Supervised, held_port, supervise
 from fleetlearn_coordinator.network.tls import Certificates
 from fleetlearn_coordinator.plan.plan import Plan
@@ -76,6 +78,7 @@ def serve(
         ),
     ] = None,
     engine: Annotated[bool, typer.Option(hidden=True)] = False,
+    bus: Annotated[Path | None, typer.Option("--socket", hidden=True)] = None,
 ) -> None:
     """Run a plan's training, or go on with it. Ends by itself when a stop rule is met; SIGTERM
     stops it cleanly.
@@ -96,26 +99,26 @@ def serve(
         if several and (engine or not settings.gateways):
             if serve_runs(settings, engine=engine) == REPLACED:
                 sys.exit(START_AGAIN)
-        elif standby and settings.gateways:
-            raise ServiceError(
-                Code.BAD_MESSAGE,
-                "--standby does not go with gateways: a standby must not listen before it has the "
-                "run, and gateways listen at once",
-            )
         elif engine:
-            _end(serve_engine(Plan.load(plan), service=settings, stay=stay))
+            _end(
+                serve_engine(
+                    Plan.load(plan), service=settings, stay=stay, standby=standby, socket=bus
+                )
+            )
         elif settings.gateways:
             common = ["--gateways", str(settings.gateways), "--log-level", log_level]
             common += [] if log_format is None else ["--log-format", log_format]
             own = [] if service is None else ["--service", str(service)]
             own += ["--stay"] if stay else []
+            own += ["--standby"] if standby else []
             own += [] if metrics_port is None else ["--metrics-port", str(metrics_port)]
             folder = settings.runs if several else _folder_of(plan, settings)
             assert folder is not None
-            socket = folder.absolute() / SOCKET
-            of_gateway = [*common, "--socket", str(socket)]
-            of_gateway += [] if file is None else ["--service", str(file)]
-            sys.exit(_supervise(plan, settings, [*common, *own], of_gateway))
+            bus = _socket_of(folder.absolute(), alone=not standby)
+            common += ["--socket", str(bus)]
+            of_gateway = [*common, *([] if file is None else ["--service", str(file)])]
+            supervise_them = _supervise_standby if standby else _supervise
+            sys.exit(supervise_them(plan, settings, [*common, *own], of_gateway, bus))
         else:  # its last words are in the log
             _end(serve_plan(Plan.load(plan), service=settings, stay=stay, standby=standby))
 
@@ -134,10 +137,14 @@ def _folder_of(plan: Path, settings: ServiceSettings) -> Path:
 
 
 def _supervise(
-    file: Path, settings: ServiceSettings, of_engine: Sequence[str], of_gateway: Sequence[str]
+    file: Path,
+    settings: ServiceSettings,
+    of_engine: Sequence[str],
+    of_gateway: Sequence[str],
+    bus: Path,
 ) -> int:
     """Serve a plan, or the runs of a service, by an engine process and gateways, which have these
-    options. Returns the exit status."""
+    options. ``bus``: the socket between them. Returns the exit status."""
     if settings.tls is not None:
         Certificates(settings.tls)  # each gateway would say the same of files that cannot be used
     with held_port(settings.host, settings.port) as port:
@@ -149,6 +156,38 @@ def _supervise(
                 (settings.host, port),
             )
         )
+
+
+def _supervise_standby(
+    file: Path,
+    settings: ServiceSettings,
+    of_engine: Sequence[str],
+    of_gateway: Sequence[str],
+    bus: Path,
+) -> int:
+    """Do what ``_supervise`` does, with gateways only while nobody else serves the run."""
+    if not settings.port:
+        raise ServiceError(
+            Code.BAD_MESSAGE,
+            "port = 0 with --standby and gateways: the port is taken again whenever this "
+            "coordinator serves. Give it a number",
+        )
+    if settings.tls is not None:
+        Certificates(settings.tls)
+    gateway = [*_program(), "gateway", *of_gateway, "--port", str(settings.port)]
+    commands = Supervised(
+        [*_program(), "serve", str(file), "--engine", *of_engine],
+        [gateway] * settings.gateways,
+        (settings.host, settings.port),
+    )
+    return supervise_when_it_serves(commands, bus)
+
+
+def _socket_of(folder: Path, *, alone: bool) -> Path:
+    """Return the socket between an engine process and its gateways. Two coordinators that stand by
+    for each other may share the folder (not ``alone``): each has a socket of its own."""
+    name = Path(SOCKET)
+    return folder / (SOCKET if alone else f"{name.stem}-{os.getpid()}{name.suffix}")
 
 
 def _program() -> list[str]:

@@ -71,11 +71,13 @@ class EngineHost:
         *,
         several: bool = False,
         gate: Gate | None = None,
+        socket: Path | None = None,
     ) -> None:
         """``folder``: the run's data directory, or that of several runs, with the socket.
         ``stopping``: returns whether the process was told to stop. ``name``: the plan's, by which
         the bus knows the run. ``gate``: who may connect to gateways on other machines, if not
-        everybody. Raises FleetError where a signing key cannot be used."""
+        everybody. ``socket``: where gateways of this machine come in; by default in the folder.
+        Raises FleetError where a signing key cannot be used."""
         self.heartbeat, self.region = service.heartbeat, service.region
         self.address = ""
         self.lag = LoopLag()
@@ -91,7 +93,7 @@ class EngineHost:
         """The runs that are served, by ``run`` of their messages."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets an error that none of several runs, and no device, caused."""
-        self._folder = folder
+        self._socket = socket or folder / SOCKET
         # as many as a gateway's uploads with a place, and those that lost theirs
         each = 2 * share(service.uploads, max(1, gateways)) + 1
         self._behind = Gateways(self.gateways, gateways, each)
@@ -221,7 +223,7 @@ class EngineHost:
             )
             await self._listener.listen()
         if self._behind.wanted or self._listener is None:
-            self._server = await listen_locally(self._folder / SOCKET, self._let_in)
+            self._server = await listen_locally(self._socket, self._let_in_at_once)
         while not self._first.is_set() and not self._stopping():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._first.wait(), LOOK)
@@ -243,6 +245,13 @@ class EngineHost:
     def _let_in(self, bus: Bus) -> GatewayLink:
         link = GatewayLink(self, bus)
         self._buses.add(link)
+        return link
+
+    def _let_in_at_once(self, bus: Bus) -> GatewayLink:
+        """Let in who is on this machine, and say that this process has the run: the supervisor
+        looks whether it does."""
+        link = self._let_in(bus)
+        link.say_alive()
         return link
 
     # What links say

@@ -67,7 +67,7 @@ async def _supervise(commands: Supervised) -> int:
     engine = Child("the engine process", commands.engine)
     count = len(commands.gateways)
     gateways = [
-        Gateway(number, count, command, await _listen(commands.address))
+        Gateway(number, count, command, await listen_on(commands.address))
         for number, command in enumerate(commands.gateways)
     ]
     asked = asyncio.Event()
@@ -77,7 +77,7 @@ async def _supervise(commands: Supervised) -> int:
             for child in (engine, *gateways):
                 await child.start()
                 started.append(child)
-            status = await _keep_running(engine, gateways, stopped, asked)
+            status = await keep_running(engine, gateways, stopped, asked)
         finally:
             if engine in started:
                 await engine.end(END_TIMEOUT)
@@ -92,13 +92,14 @@ async def _supervise(commands: Supervised) -> int:
     return 1 if status is None or status < 0 else status
 
 
-async def _listen(address: tuple[str, int] | None) -> list[socket.socket]:
+async def listen_on(address: tuple[str, int] | None) -> list[socket.socket]:
+    """Return sockets for one gateway; none where there is no address: it opens its own."""
     if address is None:
         return []
     return await process_settings.listening_sockets(*address, shared=True)
 
 
-async def _keep_running(
+async def keep_running(
     engine: Child,
     gateways: Sequence[Gateway],
     stopped: asyncio.Future[None],

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     asynccontextmanager,
@@ -15,6 +15,7 @@ from contextlib import (
     suppress,
 )
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fleetlearn_protocol import open_bundle
@@ -96,11 +97,19 @@ def serve(
     return asyncio.run(serve_async(plan, service=service, stay=stay, standby=standby))
 
 
-def serve_engine(plan: Plan, *, service: ServiceSettings, stay: bool = False) -> RunResult:
+def serve_engine(
+    plan: Plan,
+    *,
+    service: ServiceSettings,
+    stay: bool = False,
+    standby: bool = False,
+    socket: Path | None = None,
+) -> RunResult:
     """Do what ``serve`` does, as the engine process of ``service.gateways`` gateways, which a
     supervisor has started: it ends in an orderly way when the supervisor does. SIGUSR1 ends it for
     the reason REPLACED: devices are told nothing, since gateways hold their connections until the
-    next engine process is there."""
+    next engine process is there. ``standby``: as for ``serve``. ``socket``: where gateways come in,
+    if not in the data directory."""
 
     async def within() -> RunResult:
         with (
@@ -108,8 +117,11 @@ def serve_engine(plan: Plan, *, service: ServiceSettings, stay: bool = False) ->
             parent_ended(partial(end_by, stopped)),
             asked_to_replace(partial(leave, stopped)),
         ):
+            once = partial(_serve, plan, service, stopped, stay=stay, socket=socket)
+            if standby:
+                return await _stand_by(plan, service, once, stopped)
             await wait_for_lock(lambda: find_storage(plan.data_dir).is_locked(), stopped)
-            return await _serve(plan, service, stopped, stay=stay)
+            return await once()
 
     return asyncio.run(within())
 
@@ -160,22 +172,37 @@ async def serve_async(
     with process_for_serving() as stopped, may_leave(partial(leave, stopped)):
         if not standby:
             return await _serve(plan, settings, stopped, stay=stay)
-        check_alone(plan, settings)
-
-        def is_locked() -> bool:
-            wanted = StoredElsewhere(plan.name, settings.ledger, settings.blobs)
-            begin_elsewhere(plan.data_dir, wanted)
-            return find_storage(plan.data_dir).is_locked()
-
         once = partial(_serve, plan, settings, stopped, stay=stay)
-        served = await serve_when_free(is_locked, once, stopped)
-        return served or RunResult(stopped.result(), finished=False, version=0)
+        return await _stand_by(plan, settings, once, stopped)
+
+
+async def _stand_by(
+    plan: Plan,
+    service: ServiceSettings,
+    serve: Callable[[], Awaitable[RunResult]],
+    stopped: asyncio.Future[str],
+) -> RunResult:
+    """Serve the plan once nobody else does, and again after each loss of the store."""
+    check_alone(plan, service)
+
+    def is_locked() -> bool:
+        wanted = StoredElsewhere(plan.name, service.ledger, service.blobs)
+        begin_elsewhere(plan.data_dir, wanted)
+        return find_storage(plan.data_dir).is_locked()
+
+    served = await serve_when_free(is_locked, serve, stopped)
+    return served or RunResult(stopped.result(), finished=False, version=0)
 
 
 async def _serve(
-    plan: Plan, service: ServiceSettings, stopped: asyncio.Future[str], *, stay: bool
+    plan: Plan,
+    service: ServiceSettings,
+    stopped: asyncio.Future[str],
+    *,
+    stay: bool,
+    socket: Path | None = None,
 ) -> RunResult:
-    async with running(plan, service, stopped.done) as server:
+    async with running(plan, service, stopped.done, socket) as server:
         process_settings.collect_garbage_rarely()
         await asyncio.wait({server.done, stopped}, return_when=asyncio.FIRST_COMPLETED)
         # the last models are still to be measured
@@ -203,16 +230,20 @@ async def _serve(
 
 @asynccontextmanager
 async def running(
-    plan: Plan, service: ServiceSettings, stopping: Callable[[], bool] = lambda: False
+    plan: Plan,
+    service: ServiceSettings,
+    stopping: Callable[[], bool] = lambda: False,
+    socket: Path | None = None,
 ) -> AsyncIterator[RunServer]:
     """Serve a plan, with its data directory open and its host listening, until the block is left.
-    ``stopping``: returns whether the process was told to stop."""
+    ``stopping``: returns whether the process was told to stop. ``socket``: where gateways of this
+    machine come in, if not in the data directory."""
     check_alone(plan, service)
     bundle = open_bundle(plan.bundle)
     await look_at_helper(plan, bundle.manifest, RunLog())
     identities = None if service.identities is None else open_identities(service.identities)
     try:
-        host = _make_host(plan, service, identities, stopping)
+        host = _make_host(plan, service, identities, stopping, socket)
         now = Clocks(asyncio.get_running_loop().time(), time.time())
         run = HostedRun(open_run(plan, service, now, bundle=bundle), host)
         try:
@@ -270,10 +301,12 @@ def _make_host(
     service: ServiceSettings,
     identities: Identities | None,
     stopping: Callable[[], bool],
+    socket: Path | None,
 ) -> Host | EngineHost:
     if service.gateways or service.bus:  # they have the connections, and look who may connect
-        gate = None if identities is None else Gate(identities)
-        return EngineHost(service, service.gateways, plan.data_dir, stopping, plan.name, gate=gate)
+        gate, data = None if identities is None else Gate(identities), plan.data_dir
+        count, name = service.gateways, plan.name
+        return EngineHost(service, count, data, stopping, name, gate=gate, socket=socket)
     files = most_spool_files(service.uploads, plan.updates_kept) + page_descriptors(service)
     files += content_descriptors(service)
     places = process_settings.places(service.max_connections, files=files)
