@@ -17,7 +17,8 @@ from fleetlearn_coordinator.storage.sql_reader import SqlReader
 
 from tests.chaos.expected import masked_model, model_of_rows, synchronous_run
 from tests.chaos.fault_kinds import Event
-from tests.chaos.fleet import GOAL, End, Fleet, children
+from tests.chaos.fleet import End, Fleet, children
+from tests.chaos.fleet_files import GOAL
 from tests.chaos.scenario import ASYNCHRONOUS, SECURE
 
 MOST_FILES = 200

@@ -16,26 +16,21 @@ from typing import Any
 
 import msgspec
 import psutil
-from fleetlearn_coordinator.secure.helper_views import HelperView
-from marked_update import CLIP
-from peers import plan_text
 from postgres_server import SETTINGS, PostgresServer, programs
 from processes import CHAOS, SCRIPTS, Processes, free_port
 
+from tests.chaos.fleet_files import BUCKET, FleetFiles
 from tests.chaos.machines import Machines
-from tests.chaos.scenario import ASYNCHRONOUS, PLANS, SECURE, Scenario
+from tests.chaos.scenario import Scenario
 
 MARKED = SCRIPTS / "marked_device.py"
 MISTAKEN = CHAOS / "mistakes.py"
 OBJECT_SERVER = Path(__file__).parents[1] / "support" / "lasting_object_server.py"
-BUCKET = "fleet-bucket"
 ACCESS = """
 local all all trust
 host all all 127.0.0.1/32 trust
 host all all 10.7.0.0/24 trust
 """
-GOAL = 40
-"""Updates that make a model of the asynchronous plan."""
 AGAIN = 0.5
 """Seconds until a process that ended by itself is started again."""
 STORE = {
@@ -92,9 +87,8 @@ class Fleet:
             mistake,
         )
         self.run = Processes(folder, warm)
-        self.data = machines.disk("hub") / "run"
-        self.plan, self.service = folder / "plan.toml", folder / "service.toml"
-        self.port, self.bus_port = free_port(), free_port()
+        self.files = FleetFiles(folder, scenario, machines, self.run)
+        self.data, self.plan = self.files.data, self.files.plan
         self.parts: dict[str, Part] = {}
         self.ends: list[End] = []
         self.began = time.monotonic()
@@ -102,110 +96,10 @@ class Fleet:
         self._stack = ExitStack()
         self._database: PostgresServer | None = None
         self._env = {"OMP_NUM_THREADS": "1"} | STORE
-        self._write_files(bundle)
+        url = self._begun_database() if scenario.ledger == "postgresql" else None
+        self.files.write(bundle, url)
 
-    # Files
-
-    def _write_files(self, bundle: Path) -> None:
-        from tests.chaos.bundles import write_data
-
-        names, settings = self.scenario.names, dict(PLANS[self.scenario.plan])
-        goal = len(names)
-        usual: dict[str, Any] = {
-            "local__lr": 0.05,
-            "local__epochs": 5,
-            "local__batch_size": 0,
-            "round__goal": goal,
-            "round__minimum": goal,
-            "round__gather": 3600.0,
-            "round__grace": 30.0,
-            "round__deadline": 60.0,
-            "round__stall": 30.0,
-            "stop__rounds": 1_000_000,
-            "models__last": 50,
-        }
-        if settings["recipe"] == "scaffold":
-            usual["server__devices"] = goal
-        if self.scenario.plan == SECURE:
-            self._write_helper()
-            usual |= {
-                "secure__mode": "helper",
-                "secure__helper": self.helper.address,
-                "secure__key": self.helper.key,
-                "secure__certificate": self.helper.certificate,
-                "secure__clip": CLIP,
-                "secure__minimum": goal,
-                "round__weighting": "uniform",
-                "local__evaluate": False,
-                "round__deadline": 3600.0,
-                "round__grace": 600.0,
-            }
-        if self.scenario.plan == ASYNCHRONOUS:
-            usual |= {
-                "round__goal": GOAL,
-                "round__concurrency": goal,
-                "round__minimum": None,
-                "round__over_selection": None,
-                "round__gather": None,
-                "stop__rounds": 95,
-            }
-        recipe = settings.pop("recipe")
-        text = plan_text(bundle, self.data, recipe, **(usual | settings))
-        self.plan.write_text(f'durable = "{self.scenario.durable}"\n{text}')
-        service = [
-            f'host = "{self.machines.address("hub")}"',
-            f"port = {self.port}",
-            "insecure = true",
-            "open = true",
-            "heartbeat = 3.0",
-        ]
-        if self.scenario.ledger == "postgresql":
-            service.append(f'ledger = "{self.database_url()}"')
-        if self.scenario.blobs == "s3":
-            service.append(f'blobs = "s3://{BUCKET}/runs"')
-        if self.scenario.distant:
-            service.append(f'bus = "nats://{self.machines.address("store")}:{self.bus_port}"')
-        limits = ["[limits]", 'exempt = ["127.0.0.0/8", "10.7.0.0/24"]', ""]
-        self.service.write_text("\n".join([*service, *limits]))
-        for gateway in self.scenario.gateways_elsewhere:
-            own = ["[gateway]", 'run = "test"', f'name = "{gateway}"']
-            own.append(f'data_dir = "{self.machines.disk(gateway) / "gateway"}"')
-            changed = {
-                "host": f'host = "{self.machines.address(gateway)}"',
-                "port": f"port = {self.gateway_port(gateway)}",
-            }
-            lines = [changed.get(line.partition(" ")[0], line) for line in service]
-            lines = [line for line in lines if not line.startswith("ledger")]
-            (self.folder / f"{gateway}.toml").write_text("\n".join([*lines, *own, *limits]))
-        for number, name in enumerate(names):
-            write_data(self.folder / f"{name}.npz", number)
-
-    def gateway_port(self, name: str) -> int:
-        """Return the port of a gateway elsewhere, which may be on one machine with the others."""
-        return self.port + 1 + self.scenario.gateways_elsewhere.index(name)
-
-    def _write_helper(self) -> None:
-        folder, address = self.folder / "helper", self.machines.address("store")
-        minimum = str(len(self.scenario.names))
-        self.run.command("helper", "init", folder, address, "--minimum", minimum)
-        self.helper_file = folder / "helper.toml"
-        text = self.helper_file.read_text().replace('host = "127.0.0.1"', f'host = "{address}"')
-        self.helper_file.write_text(text.replace("port = 8770", f"port = {free_port()}"))
-        (folder / "roster.txt").write_text("".join(map(self._roster_line, self.scenario.names)))
-        self.run.command("helper", "enrol", self.helper_file, folder / "roster.txt")
-        view = self.run.command("helper", "status", self.helper_file, "--json").stdout
-        self.helper = msgspec.json.decode(view, type=HelperView)
-
-    def _roster_line(self, name: str) -> str:
-        words = "-m", "fleetlearn_device", "public-key", "--state", self._state(name)
-        process = self.run.start(f"key-{name}", sys.executable, *words, "--name", name)
-        assert process.wait(60) == 0, self.run.log(f"key-{name}")
-        return self.run.log(f"key-{name}")
-
-    def _state(self, name: str) -> Path:
-        return self.machines.disk(name) / "state"
-
-    def database_url(self) -> str:
+    def _begun_database(self) -> str:
         """Start the database, and return its URL."""
         where = programs()
         folder = self.folder.parent / f"{self.folder.name}-database"
@@ -256,14 +150,14 @@ class Fleet:
         return self.run.start("store", *words, self.folder / "objects", address, port, BUCKET)
 
     def _begin_helper(self) -> Any:
-        words = "-m", "fleetlearn_coordinator", "helper", "serve", self.helper_file
+        words = "-m", "fleetlearn_coordinator", "helper", "serve", self.files.helper_file
         env = os.environ | self.machines.env("store")
         return self.run.start("helper", sys.executable, *words, env=env)
 
     def _begin_bus(self) -> Any:
         address = self.machines.address("store")
         words = [*self.machines.around("store"), "nats-server", "-a", address]
-        return self.run.start("bus", *words, "-p", str(self.bus_port))
+        return self.run.start("bus", *words, "-p", str(self.files.bus_port))
 
     def _begin_gateway(self, name: str) -> Any:
         words = ["-m", "fleetlearn_coordinator", "serve-gateway", self.folder / f"{name}.toml"]
@@ -274,7 +168,7 @@ class Fleet:
         words: list[str | Path] = ["-m", "fleetlearn_coordinator"]
         if self.mistake is not None:
             words = [MISTAKEN, self.mistake]
-        words += ["serve", self.plan, "--service", self.service]
+        words += ["serve", self.plan, "--service", self.files.service]
         words += ["--standby"] if self.scenario.standby else []
         words += ["--gateways", str(self.scenario.gateways)] if self.scenario.gateways else []
         env = os.environ | self._env | self.machines.env("hub", "hub")
@@ -286,13 +180,13 @@ class Fleet:
             words = [MARKED]
         elif self.mistake is not None:
             words = [MISTAKEN, self.mistake]
-        machine, port = "hub", self.port
+        machine, port = "hub", self.files.port
         if elsewhere := self.scenario.gateways_elsewhere:
             machine = elsewhere[self.scenario.names.index(name) % len(elsewhere)]
-            port = self.gateway_port(machine)
+            port = self.files.gateway_port(machine)
         address = f"ws://{self.machines.address(machine)}:{port}"
         words += ["run", "--coordinator", address, "--insecure"]
-        words += ["--data", self.folder / f"{name}.npz", "--state", self._state(name)]
+        words += ["--data", self.folder / f"{name}.npz", "--state", self.files.state(name)]
         words += ["--name", name, "--log-format", "json"]
         env = os.environ | self.machines.env("fleet", name)
         return self.run.start(name, sys.executable, *words, env=env)

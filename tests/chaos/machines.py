@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -225,10 +224,3 @@ def words_around() -> Sequence[str]:
     probe = ["sh", "-c", "ip tuntap add dev probe mode tun && mount -t tmpfs none /mnt"]
     done = subprocess.run([*words, *probe], capture_output=True, check=False)
     return [] if done.returncode else words
-
-
-def free_port() -> int:
-    """Return a port; nobody else is in these namespaces, or it is looked for on 127.0.0.1."""
-    from processes import free_port as found
-
-    return random.randrange(15_000, 30_000) if in_own_namespaces() else found()
