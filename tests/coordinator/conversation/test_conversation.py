@@ -509,6 +509,24 @@ def test_a_fetch_replaces_the_one_before() -> None:
     assert a.did() == [StartDownload(MODEL, 12, 4 * SIZE)]
 
 
+@pytest.mark.parametrize(("end", "kept"), [(8, 8), (4 * SIZE, 4 * SIZE), (10**9, 4 * SIZE), (2, 4)])
+def test_a_part_of_a_content_ends_within_it(end: int, kept: int) -> None:
+    ((a, _),) = begun(Room(), "a")
+    a.conversation.received(encode(Fetch(MODEL, 4, end, http=True)), 0.0)
+    assert a.did() == [StartDownload(MODEL, 4, 4 * SIZE, kept, http=True)]
+
+
+def test_bytes_that_came_by_http_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    ((a, task),) = begun(Room(), "a")
+    sent: list[tuple[object, ...]] = []
+    monkeypatch.setattr(a.conversation.port, "sent", lambda *given: sent.append(given))
+    a.say(Heartbeat(task.task, 0, 4))
+    assert not sent, "nothing is fetched"
+    a.say(Fetch(MODEL, http=True))
+    a.say(Heartbeat(task.task, 0, 4), Heartbeat(task.task, 0))
+    assert [given[:4] for given in sent] == [("a", MODEL, 4, 0)]
+
+
 def test_a_fetch_of_what_is_not_served_is_refused() -> None:
     ((a, _),) = begun(Room(), "a")
     refused = one(a.say(Fetch("c" * 64)), Refused)

@@ -44,6 +44,29 @@ def test_frames_carry_the_content_from_any_offset(offset: int) -> None:
     assert received == payload[offset:]
 
 
+@pytest.mark.parametrize(("offset", "end"), [(0, CHUNK_BYTES), (5, 6), (7, 300_001), (0, 70_000)])
+@pytest.mark.parametrize("stored", [False, True])
+def test_frames_go_up_to_any_end(tmp_path: Path, offset: int, end: int, stored: bool) -> None:
+    payload = np.random.default_rng(0).bytes(300_001)
+    (tmp_path / "content").write_bytes(payload)
+    content = (
+        StoredContent(9, FileBytes(tmp_path / "content")) if stored else FramedContent(9, payload)
+    )
+    parser = Protocol(Side.CLIENT, state=State.OPEN)
+    for _ in range(2):  # frames that are kept are those of whole chunks
+        for frame in content.frames(offset, end):
+            parser.receive_data(frame)
+        events = parser.events_received()
+        chunks = [unpack_chunk(bytes(event.data)) for event in events if isinstance(event, Frame)]
+        assert b"".join(chunk.payload for chunk in chunks) == payload[offset:end]
+        assert chunks[0].offset == offset
+    for frame in content.frames(0):
+        parser.receive_data(frame)
+    events = parser.events_received()
+    whole = [unpack_chunk(bytes(event.data)) for event in events if isinstance(event, Frame)]
+    assert b"".join(chunk.payload for chunk in whole) == payload
+
+
 def test_only_the_newest_model_is_served(bundle_path: Path) -> None:
     contents = Contents(open_bundle(bundle_path))
     contents.publish({"1" * 64: MODEL.tobytes()}, {})
