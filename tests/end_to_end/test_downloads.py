@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fleetlearn_coordinator.service.serve import running
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_device import Device
 from fleetlearn_device.driver.timing import Timing
+from gateways import gateway_fleet
 from line_bundle import line_data, write_line_bundle
 from processes import free_port
 
@@ -56,11 +58,25 @@ def plan_in(folder: Path) -> Plan:
     return Plan.load(plan)
 
 
-async def trained(folder: Path, service: dict[str, Any], **options: Any) -> RunServer:
-    """Let one device train two rounds. Returns the run's server."""
+@asynccontextmanager
+async def served(
+    folder: Path, service: dict[str, Any], gateways: int
+) -> AsyncIterator[tuple[RunServer, str]]:
+    """Serve the run, behind gateways if there are any. Yields also where devices connect."""
+    if gateways:
+        async with gateway_fleet(plan_in(folder), gateways, **service) as fleet:
+            yield fleet.server, fleet.gateways[0].address
+        return
     async with running(plan_in(folder), ServiceSettings.read({"port": 0} | service)) as server:
-        timing = Timing(base=0.01)
-        url, state = server.host.address, folder / "device"
+        yield server, server.host.address
+
+
+async def trained(
+    folder: Path, service: dict[str, Any], gateways: int = 0, **options: Any
+) -> RunServer:
+    """Let one device train two rounds. Returns the run's server."""
+    async with served(folder, service, gateways) as (server, url):
+        timing, state = Timing(base=0.01), folder / "device"
         device = Device(url, line_data(8), state, until_finished=True, timing=timing, **options)
         serving = asyncio.create_task(device.serve())
         async with asyncio.timeout(PATIENCE):
@@ -149,13 +165,14 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("gateways", [0, 1])
 @awaited
 async def test_all_comes_from_the_object_store(
-    tmp_path: Path, bucket: str, sent: list[int], caplog: pytest.LogCaptureFixture
+    gateways: int, tmp_path: Path, bucket: str, sent: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     service = {"blobs": bucket, "contents": {"address": "store"}}
-    server = await trained(tmp_path, service, download_from=HERE)
+    server = await trained(tmp_path, service, gateways, download_from=HERE)
     assert server.run.engine.version == 2
     assert not sent, "a device waits for what is on its way to the store"
     assert not lines(caplog, "and not by HTTP")

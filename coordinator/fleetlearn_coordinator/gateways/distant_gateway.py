@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from fleetlearn_protocol.addresses import is_loopback
@@ -22,6 +22,7 @@ from fleetlearn_coordinator.gateways.nats_gateway import NatsGateway
 from fleetlearn_coordinator.gateways.nats_place import check_place, place_of
 from fleetlearn_coordinator.gateways.remote_gate import RemoteGate
 from fleetlearn_coordinator.network import peer_log, process_settings
+from fleetlearn_coordinator.network.content_port import content_descriptors, content_port
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.storage.lock import locked_folder
 
@@ -98,7 +99,7 @@ async def distant_gateway_running(service: ServiceSettings) -> AsyncIterator[Gat
             open_to_all=service.open or is_loopback(service.host),
         )
 
-    files = 3 * service.uploads + 1
+    files = 3 * service.uploads + 1 + content_descriptors(service)
     places = process_settings.places(service.max_connections, files=files)
     with locked_folder(folder, "gateway"):
         host = GatewayHost(
@@ -106,8 +107,9 @@ async def distant_gateway_running(service: ServiceSettings) -> AsyncIterator[Gat
         )
         link = link_of(host)
         buses = NatsGateway(place, settings.own_name, link, link.number)
-        async with host:
+        async with host, AsyncExitStack() as ends:
             await host.listen(shared=True)
+            await ends.enter_async_context(content_port(service, host.find_content))
             buses.begin()
             sweeper = asyncio.create_task(_sweep(host))
             try:
