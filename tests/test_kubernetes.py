@@ -88,6 +88,9 @@ MISTAKES: dict[str, Callable[[Manifests], Any]] = {
     "another run": other_text("gateway", "service.toml", 'run = "digits"', 'run = "letters"'),
     "another bus": other_text("gateway", "service.toml", "nats://nats:4222", "nats://nats:4223"),
     "another bucket": other_text("engine", "stores.toml", "s3://fleetlearn", "s3://others"),
+    "identities that a pod takes with it": other_text(
+        "engine", "service.toml", '"/identities"', '"/data/identities"'
+    ),
     "another user": other_text("engine", "service.toml", 'user = "engine"', 'user = "motor"'),
     "a file in no secret": other_text("gateway", "service.toml", "tls.key", "key.pem"),
     "another database": other_text("engine", "service.toml", "@postgres/", "@database/"),

@@ -200,6 +200,16 @@ def _check_settings(
     assert f" {plan.bundle}" in copies, "the image has the bundle"
     assert plan.data_dir.is_relative_to("/data")
     assert gateway.gateway.data_dir.is_relative_to("/data")
+    assert not gateway.open, "enrolled devices connect, and nobody else"
+    (claim,) = manifests.of("PersistentVolumeClaim")
+    volumes = {each["name"]: each for each in pods["engine"]["volumes"]}
+    kept = {
+        each["mountPath"]
+        for each in pods["engine"]["containers"][0]["volumeMounts"]
+        if volumes[each["name"]].get("persistentVolumeClaim")
+        == {"claimName": claim["metadata"]["name"]}
+    }
+    assert {str(engine.identities)} == kept, "who may connect outlives the engines"
     for name, settings in (("engine", engine), ("gateway", gateway)):
         files = manifests.files_of(pods[name])
         named = [settings.nats.password_file] if settings.nats is not None else []
