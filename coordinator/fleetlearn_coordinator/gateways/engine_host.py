@@ -134,6 +134,7 @@ class EngineHost:
         if self._listener is not None:
             await self._listener.close()
         for run in self.runs.values():
+            run.close()
             if run.store is not None:
                 run.store.close()
 
@@ -188,7 +189,7 @@ class EngineHost:
         """The run, of several, is not served any more. Its devices were told."""
         run = self._behind_of(served)
         del self.runs[run.name]
-        run.adders.close()
+        run.close()
         self._say_to_all(wire.RunOver(run.name))
 
     def _behind_of(self, served: ServedRun) -> RunBehind:
@@ -384,7 +385,7 @@ class EngineHost:
         """Serve the run's newest vectors by their SHA-256, and the older ones that its tasks began
         from. Raises OSError."""
         behind = self._behind_of(run)
-        behind.published.publish(newest, older)
+        behind.publish(newest, older)
         if behind.store is not None:
             behind.store.publish(newest, older)
         run.elsewhere.publish(newest, older)
@@ -394,7 +395,7 @@ class EngineHost:
         """Serve an older vector too, until newest ones are published without it. Raises OSError."""
         behind = self._behind_of(run)
         if sha256 not in behind.published.newest + behind.published.older:
-            behind.published.add_older(sha256, where)
+            behind.add_older(sha256, where)
             if behind.store is not None:
                 behind.store.add_older(sha256, where)
             run.elsewhere.add_older(sha256, where)

@@ -27,26 +27,31 @@ class PublishedFiles:
 
     def publish(self, newest: Mapping[str, Buffer], older: Mapping[str, Older]) -> None:
         """Have these vectors, and no others. Raises OSError."""
+        self.name(newest, older)
+        self.write(newest, older)
+
+    def name(self, newest: Iterable[str], older: Iterable[str]) -> None:
+        """These vectors, and no others, are here once ``write`` has returned."""
+        self.newest, self.older = tuple(newest), tuple(older)
+
+    def write(self, newest: Mapping[str, Buffer], older: Mapping[str, Older]) -> None:
+        """Write these vectors, and remove others. In any thread, one call at a time. Raises
+        OSError."""
         for sha256, content in newest.items():
             if not self._has(sha256):
                 self._write(sha256, [content])
         for sha256, where in older.items():
-            self._copy(sha256, where)
-        self.newest, self.older = tuple(newest), tuple(older)
+            self.write_older(sha256, where)
         for file in self.folder.iterdir():
             if file.name not in newest and file.name not in older:
                 file.unlink(missing_ok=True)
 
-    def add_older(self, sha256: str, where: Older) -> None:
-        """Have this vector too, until others are published. Raises OSError."""
-        self._copy(sha256, where)
-        self.older += (sha256,)
-
     def _has(self, sha256: str) -> bool:
         return (self.folder / sha256).exists()
 
-    def _copy(self, sha256: str, where: Older) -> None:
-        """Write an older vector. It is mostly here: it was the newest one before."""
+    def write_older(self, sha256: str, where: Older) -> None:
+        """Write an older vector. It is mostly here: it was the newest one before. In any thread,
+        one call at a time. Raises OSError."""
         if not self._has(sha256):
             self._write(sha256, where.parts())
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.errors import Code, FleetError, in_words
+from fleetlearn_protocol.frames import Buffer
 from msgspec.structs import replace
 
 from fleetlearn_coordinator.aggregation.partial_sum import Adders
@@ -20,9 +23,13 @@ from fleetlearn_coordinator.gateways.gateway_adders import CollectsSums, Gateway
 from fleetlearn_coordinator.gateways.lent_files import LentFiles
 from fleetlearn_coordinator.gateways.published_files import PublishedFiles
 from fleetlearn_coordinator.network.driver import ServedRun
+from fleetlearn_coordinator.network.transfers.contents import Older
 from fleetlearn_coordinator.network.transfers.store_publisher import StorePublisher
 from fleetlearn_coordinator.storage.lent_spool import ArrivedSpool, LendableSpool
 
+LARGE = 2**22
+"""Bytes of contents from which on they are written in a thread: the event loop would stand still,
+for half a gigabyte half a second and more."""
 CONTENTS = "served"
 """The folder with what devices fetch, in the run's data directory."""
 
@@ -94,6 +101,9 @@ class RunBehind:
         """What gateways on other machines fetch for their devices, unless ``served`` has it."""
         self.stored_bundles: tuple[str, ...] = ()
         """The bundles' SHA-256, where their files are served as objects."""
+        self._thread = ThreadPoolExecutor(1, "published files")
+        self._writing = 0
+        """How many writes of that thread are not done."""
         self._bundles = tuple(str(bundle.path.absolute()) for bundle in bundles)
 
     @property
@@ -174,6 +184,46 @@ class RunBehind:
             self.served.failed(RuntimeError(error))
             return
         self.adders.made(message)
+
+    def publish(self, newest: Mapping[str, Buffer], older: Mapping[str, Older]) -> None:
+        """Have these contents for gateways, and no others. What gateways are told from now on waits
+        until they are written. Raises OSError."""
+        self.published.name(newest, older)
+        size = sum(memoryview(content).nbytes for content in newest.values())
+        self._write(size, partial(self.published.write, newest, older))
+
+    def add_older(self, sha256: str, where: Older) -> None:
+        """Have this content too. Otherwise as ``publish``."""
+        self.published.older += (sha256,)
+        self._write(where.content.size, partial(self.published.write_older, sha256, where))
+
+    def _write(self, size: int, write: Callable[[], None]) -> None:
+        if size < LARGE and not self._writing:
+            write()
+            return
+        loop, done = asyncio.get_running_loop(), self.served.gate.begin()
+        self._writing += 1
+
+        def written(future: Future[None]) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits for it
+                loop.call_soon_threadsafe(self._written, future, done)
+
+        self._thread.submit(write).add_done_callback(written)
+
+    def _written(self, future: Future[None], done: Callable[[], None]) -> None:
+        self._writing -= 1
+        try:
+            future.result()
+        except Exception as error:
+            self.served.failed(error)
+            self.served.gate.give_up()
+        else:
+            done()
+
+    def close(self) -> None:
+        """Do nothing more."""
+        self.adders.close()
+        self._thread.shutdown(wait=False)
 
     def gateway_lost(self, gateway: int) -> None:
         """The gateway is gone: what it was lent is the run's again. Raises OSError."""

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model
 from fleetlearn_coordinator.conversation.pending import Pending
+from fleetlearn_coordinator.gateways import run_behind
 from fleetlearn_coordinator.gateways.gateway_link import GatewayLink
+from fleetlearn_coordinator.gateways.published_files import PublishedFiles
 from fleetlearn_coordinator.gateways.wire import (
     AskAnnounce,
     AskSave,
@@ -465,4 +467,58 @@ async def test_a_gateway_that_fails_while_the_engine_is_away_ends_the_run(
         behind.gateways[0].link.fail(OSError(28, "No space left on device"))
         await behind.begin_engine()
         with pytest.raises(FleetError, match=r"gateway 0: .*no space left on device"):
+            await behind.server.done
+
+
+@run_async
+async def test_large_contents_are_written_beside_the_event_loop(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody hears of them before they are there."""
+    monkeypatch.setattr(run_behind, "LARGE", 1)
+    plan = make_plan(round__goal=1, stop__rounds=2)
+    writing, go_on = threading.Event(), threading.Event()
+    write = PublishedFiles.write
+
+    def slowly(files: PublishedFiles, *what: Any) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        if writing.is_set():
+            assert go_on.wait(20)
+        write(files, *what)
+
+    monkeypatch.setattr(PublishedFiles, "write", slowly)
+    async with gateway_fleet(plan) as behind:
+        a = await behind.join("a", 0)
+        task = await a.task()
+        writing.set()
+        await a.send(report_of(task, update_of(1.0)))
+        await a.send_update(await a.expect(Grant), update_of(1.0))
+        await until(lambda: behind.server.engine.version == 1)
+        waiting = asyncio.create_task(a.receive())
+        await asyncio.sleep(0.1)
+        assert not waiting.done(), "the answer waits with what it promises"
+        go_on.set()
+        assert isinstance(await waiting, Accepted)
+        task = await a.task()
+        assert len(await a.fetch(task.vectors[0].sha256)) == task.vectors[0].size
+        assert isinstance(await a.upload(task, update_of(1.0)), Accepted)
+        await behind.server.done
+
+
+@run_async
+async def test_contents_that_cannot_be_written_end_the_run(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway_fleet(make_plan(round__goal=1)) as behind:
+        monkeypatch.setattr(run_behind, "LARGE", 1)
+
+        def fail(*arguments: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        a = await behind.join("a", 0)
+        task = await a.task()
+        monkeypatch.setattr(PublishedFiles, "write", fail)
+        await a.send(report_of(task, update_of(1.0)))
+        await a.send_update(await a.expect(Grant), update_of(1.0))
+        with pytest.raises(OSError, match="No space left on device"):
             await behind.server.done
