@@ -23,11 +23,13 @@ from fleetlearn_coordinator.rounds import participation
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.messages import Accepted, Task
+from fleetlearn_protocol.vector import views
 from fleetlearn_simulator.data.factory import source_of
 from fleetlearn_simulator.fleet.device_names import name_of
 from fleetlearn_simulator.training.backend import Job, PerDevice, RoundInputs, local_settings
 from line_bundle import write_line_bundle
 from peers import Peer, fleet
+from safetensors.numpy import save_file
 from virtual import drive, make_scenario
 
 CARRY: dict[str, Any] = {
@@ -65,6 +67,7 @@ WEIGHED: dict[str, dict[str, Any]] = {
 }
 """Their [aggregation]."""
 COSINE = {"kind": "cosine", "warm_up": 2, "start": 0.5}
+"""Of the run whose learning rate changes. It begins with weights of a file, too."""
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,12 @@ def test_server_and_simulator_make_the_same_model(
 ) -> None:
     """``together``: with 2, two free slots are given together, as in a fleet of hundreds."""
     monkeypatch.setattr(participation, "TOGETHER", together)
-    write_line_bundle(tmp_path / "line.bundle", references=["anchor"], optimizer="sgd")
+    line = write_line_bundle(tmp_path / "line.bundle", references=["anchor"], optimizer="sgd")
+    weights, begun = tmp_path / "weights.safetensors", 0.25 - line.parameters()
+    save_file(
+        {name: each.copy() for name, each in views(begun, line.manifest.travelling).items()},
+        weights,
+    )
     scenario = make_scenario(
         tmp_path,
         tmp_path / "line.bundle",
@@ -84,7 +92,11 @@ def test_server_and_simulator_make_the_same_model(
         plan__round=RULES[recipe],
         plan__aggregation=WEIGHED.get(recipe, {}),
         plan__local__evaluate=True,
-        **({"plan__local__schedule": COSINE} if recipe.endswith("scheduled") else {}),
+        **(
+            {"plan__local__schedule": COSINE, "plan__initial": str(weights)}
+            if recipe.endswith("scheduled")
+            else {}
+        ),
         plan__stop__rounds=18 // RULES[recipe]["goal"],
         plan__server={} if recipe.startswith("fedasync") else {"optimizer": "adam", "lr": 0.05},
         tiers={"device": {"latency": 0.0, "download": 1e12, "upload": 1e12, "spread": 1.0}},
@@ -134,6 +146,7 @@ def test_server_and_simulator_make_the_same_model(
                 )
                 for device in part:
                     await do(coordinator, peers, tasks, device)
+            weights.unlink(missing_ok=True)  # read where the run began, and never again
 
     asyncio.run(play())
     version, model = read_model(plan.data_dir)
@@ -150,3 +163,6 @@ def test_server_and_simulator_make_the_same_model(
         assert sum(row["norm"]["clipped"] for row in real) >= 1
     assert [row["train"] for row in real] == [row["train"] for row in simulated.rounds]
     assert model.tobytes() == simulated.model.tobytes()
+    if recipe.endswith("scheduled"):
+        _, first = read_model(plan.data_dir, 0)
+        assert first.tobytes() == begun.tobytes()

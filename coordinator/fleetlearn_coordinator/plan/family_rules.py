@@ -36,6 +36,13 @@ FAMILY_RULES = (
         lambda plan: f"{len(plan.members)} members: it takes 1 to {MAX_MEMBERS}",
     ),
     _family_rule(
+        lambda plan: plan.family and plan.initial is not None,
+        lambda plan: (
+            f"initial = {str(plan.initial)!r}: it is one model, and each member begins with its "
+            "bundle's model"
+        ),
+    ),
+    _family_rule(
         lambda plan: plan.secure is not None,
         lambda plan: (
             "[secure]: a sum of masked updates is of one model, and must be of secure.minimum "

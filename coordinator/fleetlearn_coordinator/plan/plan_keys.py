@@ -54,6 +54,9 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     """What an acknowledged update survives: the process's death, or also the machine's (an fsync
     for each update). Default: process; with [privacy] power, so that no release that was seen is
     forgotten."""
+    initial: Path | None = None
+    """The model that a new run begins with (a warm start): a safetensors file that has each of the
+    model's parameters by its name, relative to the plan file. Default: the bundle's."""
     local: Local
     round: RoundSection
     staleness: Staleness

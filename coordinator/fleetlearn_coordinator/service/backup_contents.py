@@ -25,8 +25,8 @@ from fleetlearn_coordinator.plan.service_settings import ServiceSettings, is_ser
 from fleetlearn_coordinator.storage.runs import Runs
 
 PLAN_PATHS = (
-    "bundle", "family.*.bundle", "family.*.distil", "data_dir", "evaluation.data", "secure.roster",
-    "distil.data", "distil.bundle",
+    "bundle", "initial", "family.*.bundle", "family.*.distil", "data_dir", "evaluation.data",
+    "secure.roster", "distil.data", "distil.bundle",
 )  # fmt: skip
 """The keys of a plan that are paths. ``*``: each table there is."""
 SERVICE_PATHS = (
@@ -123,6 +123,8 @@ def _add_plan(found: BackupContents, name: str, path: Path) -> None:
     found.secret.add(data)
     for bundle in {*plan.members.values()}:
         found.files += _files_of(plain(bundle))  # an archive, or a folder
+    if plan.initial is not None:
+        found.files.append(plain(plan.initial))
     if plan.evaluation.data is not None:
         found.files.append(plain(plan.evaluation.data))
         found.secret.add(plain(plan.evaluation.data))

@@ -28,6 +28,7 @@ from fleetlearn_protocol.manifest import Manifest
 
 from fleetlearn_coordinator.network import process_settings
 from fleetlearn_coordinator.plan.distil_files import check_distillation
+from fleetlearn_coordinator.plan.initial_model import initial_model
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.privacy_terms import epsilon_after, noise_multiplier
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
@@ -102,6 +103,8 @@ def check_plan(plan: Plan, service: ServiceSettings, run: str = "") -> Checks:
             plan.check_bundle(manifest)
             plan.hyper(manifest)
         plan.check_family(manifests)
+        if plan.initial is not None:
+            initial_model(plan, open_bundle(plan.bundle))
         elements = sum(manifest.size for manifest in manifests.values())
         update = max(plan.update_bytes(manifest) for manifest in manifests.values())
         if plan.secure is not None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from fleetlearn_coordinator.plan.initial_model import initial_model
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
@@ -84,7 +85,7 @@ class ShadowRuns:
         kind, _ = choose_backend(run, "auto")
         self.backend: Backend = make_backend(scenario, kind)
         self.jobs = [Job(device) for device in range(attack.targets)]
-        self.first = self.bundle.parameters()
+        self.first = initial_model(scenario.plan, self.bundle)
         moves = self.backend.train(RoundInputs(self.first), self.jobs).updates.astype(np.float64)
         lengths = np.linalg.norm(moves, axis=1, keepdims=True)
         self.directions: Matrix = moves / np.maximum(lengths, 1e-30)

@@ -21,6 +21,7 @@ from fleetlearn_coordinator.aggregation.regional_round import (
 )
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.sent_models import half_of
+from fleetlearn_coordinator.plan.initial_model import initial_model
 from fleetlearn_coordinator.rounds.commands import FAILED, REJECTED, Command, Finish
 from fleetlearn_coordinator.rounds.engine import Engine, Snapshot
 from fleetlearn_coordinator.rounds.exchange import ExchangeSeries, SavedExchange
@@ -116,7 +117,7 @@ class SimulatedCoordinator:
             scenario.coordinator.masks,
         )
         """What hides each update. None: the coordinator sees them."""
-        parts = [each.parameters()[: each.manifest.size] for each in bundles]
+        parts = [initial_model(self.plan, each) for each in bundles]
         model = np.concatenate(parts)
         if self.plan.clusters is not None:
             count, spread = self.plan.clusters.count, self.plan.clusters.spread

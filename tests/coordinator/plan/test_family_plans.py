@@ -101,6 +101,7 @@ REFUSED = {
         f'{HEAD}{TAIL}{FAMILY}[aggregation]\nmax_norm = 1.0\nnorm_action = "refuse"\n'
         "norm_quantile = 0.5\n"
     ),
+    "initial = '": f'{HEAD}initial = "w.safetensors"\n{TAIL}{FAMILY}',
     "local.adaptive_mu = true": (
         f'{HEAD}recipe = "fedprox"\n{TAIL}{FAMILY}[local]\nadaptive_mu = true\n'
     ),

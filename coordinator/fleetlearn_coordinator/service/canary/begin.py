@@ -223,7 +223,9 @@ def _plan_text(old: Path, new: Path, bundle: str) -> str:
     places = {"data_dir": new.with_suffix(".run")}
     if bundle:
         places["bundle"] = in_home(bundle)
-    for table, key, value in path_strings(raw, ("bundle", "data_dir", "evaluation.data")):
+    for table, key, value in path_strings(
+        raw, ("bundle", "initial", "data_dir", "evaluation.data")
+    ):
         if not is_path(value):
             _refuse_plan(old, f"{key} = {value} is no path")
         place = places.get(key, old.parent / in_home(value))

@@ -22,6 +22,7 @@ from fleetlearn_coordinator.aggregation.family_round import FamilyRules
 from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.plan.family_section import FamilyMember
+from fleetlearn_coordinator.plan.initial_model import initial_model
 from fleetlearn_coordinator.plan.plan import Plan
 
 
@@ -68,7 +69,7 @@ def starts_of(plan: Plan, bundle: Bundle) -> list[Vector]:
     """Return the model that each cluster of a plan begins with, from their bundle's."""
     assert plan.clusters is not None
     clusters, manifest = plan.clusters, bundle.manifest
-    model = bundle.parameters()[: manifest.size]
+    model = initial_model(plan, bundle)
     return starting_models(model, manifest, clusters.count, plan.seed, clusters.spread)
 
 
@@ -216,7 +217,7 @@ class Members:
         plan has clusters the points that they begin from."""
         if plan.clusters is not None:
             return np.concatenate(starts_of(plan, self.all[0].bundle))
-        parts = (each.bundle.parameters()[: each.size] for each in self.all)
+        parts = (initial_model(plan, each.bundle) for each in self.all)
         return np.concatenate([*parts])
 
     def states_of(self, state: ModelState) -> tuple[ModelState, ...]:
