@@ -70,6 +70,7 @@ def test_it_trains_alone_and_with_a_coordinator_and_is_used(guide: Guide) -> Non
     assert not (guide.folder / "broken.bundle").exists()
 
 
+@pytest.mark.slow
 def test_the_summary_has_the_model_s_numbers(guide: Guide) -> None:
     """Numbers are left out where the page is compared with what is printed."""
     manifest = open_bundle(guide.folder / "my.bundle").manifest
