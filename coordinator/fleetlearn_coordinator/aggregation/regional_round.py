@@ -53,18 +53,19 @@ class RegionalRound:
         self.done: tuple[str, ...] = ()
         """The regions that count."""
 
-    def _of(self, reports: ReportColumns) -> OpenRound:
+    def part_of(self, reports: ReportColumns) -> OpenRound:
+        """Return the round of these reports' region."""
         assert reports.region is not None, "each report of a round with regions is of one of them"
         return self.rounds[reports.region]
 
     def receive(self, reports: ReportColumns) -> Received:
-        return self._of(reports).receive(reports)
+        return self.part_of(reports).receive(reports)
 
     def accept(self, reports: ReportColumns) -> None:
-        self._of(reports).accept(reports)
+        self.part_of(reports).accept(reports)
 
     def add(self, reports: ReportColumns) -> None:
-        self._of(reports).add(reports)
+        self.part_of(reports).add(reports)
 
     def end_regions(self, done: Collection[str]) -> None:
         """Let the reports of these regions alone count."""

@@ -78,7 +78,8 @@ class EngineHost:
         the bus knows the run. ``gate``: who may connect to gateways on other machines, if not
         everybody. ``socket``: where gateways of this machine come in; by default in the folder.
         Raises FleetError where a signing key cannot be used."""
-        self.heartbeat, self.region = service.heartbeat, service.region
+        self.heartbeat = service.heartbeat
+        self.asks: tuple[str, str | None] = "", service.region
         self.address = ""
         self.lag = LoopLag()
         self.ended = False
@@ -315,8 +316,13 @@ class EngineHost:
             earlier.link.say(wire.ReplaceDevice(earlier.connection, device.address))
         self.devices[device.name] = device
         device.link.devices[device.connection] = device
-        self.region = device.link.region
         device.port.join(check_in, self._loop.time())
+
+    def region_of(self, device: str) -> str | None:
+        if device == self.asks[0]:
+            return self.asks[1]
+        found = self.devices.get(device)
+        return None if found is None else found.link.region
 
     def gone(self, device: RemoteDevice) -> None:
         """The device's connection is gone. Harmless where the device has connected again."""

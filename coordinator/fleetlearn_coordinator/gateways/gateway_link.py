@@ -55,8 +55,8 @@ class RunsOfGateways(Protocol):
     """Who may connect, where devices have to be enrolled."""
     most: int
     """Devices that may be connected."""
-    region: str | None
-    """As in ``RunHost``."""
+    asks: tuple[str, str | None]
+    """The device that asked last to be admitted, and the region of its gateway."""
 
     def count_check_in(self, device: str) -> None:
         """Count a check-in at a gateway on another machine. Raises RefusalError: too many."""
@@ -258,7 +258,7 @@ class GatewayLink:
 
     def _admit(self, device: RemoteDevice, check_in: CheckIn) -> Admitted | ComeBack:
         host = self._host
-        host.region = self.region
+        host.asks = check_in.device, self.region
         answer: Admitted | ComeBack
         if host.turns is not None:
             answer = admit_to_runs(host.turns, device, check_in, host.heartbeat)

@@ -183,6 +183,10 @@ class Host:
     ) -> None:
         await self._listener.close()
 
+    def region_of(self, device: str) -> str | None:
+        """As ``RunHost`` has it."""
+        return self.region
+
     def admit(
         self, driver: ConnectionDriver, check_in: CheckIn
     ) -> Admitted | ComeBack | Pending[Admitted | ComeBack]:

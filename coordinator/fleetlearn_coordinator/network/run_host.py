@@ -71,9 +71,6 @@ class RunHost(Protocol):
     """Where devices connect, as a URL. Empty before the host listens."""
     lag: LoopLag
     """How late the event loop of this process is."""
-    region: str | None
-    """The region of the gateway through which the device comes that is admitted or joins now, or of
-    this machine. None: it has none."""
 
     @property
     def turns(self) -> Turns | None:
@@ -86,6 +83,10 @@ class RunHost(Protocol):
     @property
     def certificate_ends(self) -> float | None:
         """When the coordinator's certificate ends, in Unix time. None: there is none."""
+
+    def region_of(self, device: str) -> str | None:
+        """Return the region of the gateway to which the device is connected, or by which it asks to
+        be admitted now; without gateways this machine's. None: it has none."""
 
     def end(self) -> None:
         """Do nothing more, whatever devices say: the host is being closed, or an error left its

@@ -235,7 +235,7 @@ class RunServer:
             )
         if why := self.run.members.policy.why_not(check_in):
             return why
-        if why := self.run.regions.why_not(check_in, self.host.region):
+        if why := self.run.regions.why_not(check_in, self.host.region_of(check_in.device)):
             return why
         version = agreed_version(check_in)
         buffers = any(member.bundle.manifest.buffers for member in self.run.members.all)
@@ -273,7 +273,7 @@ class RunServer:
         self.run.members.policy.join(check_in)
         self.models.join(check_in)
         if self.run.selection is not None:
-            region = self.run.regions.region_of(check_in, self.host.region)
+            region = self.run.regions.region_of(check_in, self.host.region_of(device))
             stated = stated_in(check_in)._replace(region=region)
             self.run.selection.selection.stated[device] = stated
         for kind in {*check_in.exchanges} & self.run.exchanges.keys():
@@ -330,10 +330,11 @@ class RunServer:
     def let_add(self, adders: Adders, count: int) -> PreSums | None:
         """Have these processes, of which there are ``count``, add the updates that they store.
         Returns whom they tell; None: they are to add none."""
-        goal = self.run.plan.round.goal
+        plan = self.run.plan
+        goal, regions = plan.round.goal, 1 if plan.regions is None else len(plan.regions.named)
         # The bytes are in an object store: whoever is on another machine has them at hand.
         most = most_apart(goal) if self.run.store.blobs.is_slow else None
-        if not most and (most == 0 or not pays_off(goal, count)):
+        if not most and (most == 0 or not pays_off(goal, count, regions)):
             return None
         pre_sums = self.run.reports.pre_sums = PreSums(adders, self._do_work_when_safe, most)
         return pre_sums

@@ -75,8 +75,8 @@ def merged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     read = PreSums.read
 
-    def counted(self: PreSums, round: Any, arrived: Any) -> Any:
-        sums = read(self, round, arrived)
+    def counted(self: PreSums, arrived: Any) -> Any:
+        sums = read(self, arrived)
         found.append(0 if sums is None else len(arrived.reports))
         return sums
 
@@ -196,6 +196,36 @@ def test_the_model_is_that_of_one_process(
         behind = await behind_gateways(make(tmp_path, "behind"))
         assert merged == [2, 2]
         assert alone.tobytes() == behind.tobytes()
+
+    asyncio.run(test())
+
+
+def with_regions(folder: Path, name: str, **more: Any) -> Plan:
+    """Each gateway has a device of each region; a third region has none."""
+    own = {"round__goal": None, "round__minimum": None, "round__over_selection": None}
+    own["regions__each"] = {"goal": 2, "over_selection": 1, "minimum": 1, "deadline": 50.0}
+    own |= {"regions__minimum": 1, "regions__goal": 2} | more
+    own["regions__named"] = {
+        "west": {"devices": ["d0", "d1"]},
+        "east": {"devices": ["d2", "d3"]},
+        "south": {"devices": ["s*"]},
+    }
+    return fedavg(folder, name, **own)
+
+
+def test_regions_have_partial_sums_of_their_own(tmp_path: Path, merged: list[int]) -> None:
+    """And the model of a round without regions."""
+
+    async def test() -> None:
+        alone = await undisturbed(fedavg(tmp_path, "alone"))
+        assert not merged
+        behind = await behind_gateways(with_regions(tmp_path, "behind"))
+        assert merged == [1, 1, 1, 1]
+        assert alone.tobytes() == behind.tobytes()
+        merged.clear()
+        lost = await behind_gateways(with_regions(tmp_path, "lost"), fault=gateway_ends)
+        assert merged in ([1], [1, 1]), "what the other gateway has"
+        assert alone.tobytes() == lost.tobytes()
 
     asyncio.run(test())
 

@@ -23,6 +23,7 @@ from fleetlearn_coordinator.aggregation.partial_sum import (
     make_sums,
     sums_to_make,
 )
+from fleetlearn_coordinator.aggregation.regional_round import AnyRound, RegionalRound
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
 from fleetlearn_coordinator.aggregation.round_sums import RoundSums
 from fleetlearn_coordinator.service.training_run.spooled_report import SpooledReport
@@ -44,12 +45,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def pays_off(goal: int, adders: int) -> bool:
+def pays_off(goal: int, adders: int, regions: int = 1) -> bool:
     """Return whether ``adders`` other processes are to add: rounds of ``goal`` updates give them
-    enough to do, and each has a core beside that of the run. Altogether partial sums cost a fifth
-    more time of the processor than adding in one process: without free cores a round takes
-    longer."""
-    return cores() > adders and min(goal, SPOOL_FILES_HELD) >= FEWEST * adders
+    enough to do, also where they are of this many ``regions``, and each has a core beside that of
+    the run. Altogether partial sums cost a fifth more time of the processor than adding in one
+    process: without free cores a round takes longer."""
+    return cores() > adders and min(goal, SPOOL_FILES_HELD) >= FEWEST * max(adders, regions)
 
 
 def most_apart(goal: int) -> int:
@@ -63,6 +64,8 @@ class GivenReports:
     """The reports that one process adds to one partial sum."""
 
     adder: int
+    round: OpenRound
+    """Whose sums it is a part of: of a round with regions one of theirs."""
     reports: dict[str, SpooledReport] = field(default_factory=dict)
     """By task."""
     size: int = 0
@@ -76,8 +79,18 @@ class ArrivedSum:
     """A partial sum that is to be merged."""
 
     file: Path
+    round: OpenRound
+    """Whose sums it is a part of."""
     made: PartialSum
     reports: list[SpooledReport]
+
+
+def sums_round(whole: AnyRound, reports: ReportColumns) -> OpenRound | None:
+    """Return the round to whose sums these reports are added: of a round with regions their
+    region's. None: a family's, whose updates are added by the process of the run."""
+    if isinstance(whole, RegionalRound):
+        return whole.part_of(reports)
+    return whole if isinstance(whole, OpenRound) else None
 
 
 class PreSums:
@@ -94,27 +107,31 @@ class PreSums:
         self._next = randbits(48)  # an earlier process's partial sums have other numbers
         self._given: dict[int, GivenReports] = {}
         """Number of a partial sum -> what is in it."""
-        self._wanted: tuple[OpenRound, SumsToMake | None] | None = None
+        self._wanted: dict[OpenRound, SumsToMake | None] = {}
+        """What is to be made of each round's, or region's, updates. None: nothing."""
         self.returned: deque[SpooledReport] = deque()
         """Reports whose partial sum is lost: they are to be added here."""
         self.arrived: deque[ArrivedSum] = deque()
 
-    def give(self, round: object, report: SpooledReport, columns: ReportColumns) -> bool:
+    def give(self, whole: AnyRound, report: SpooledReport, columns: ReportColumns) -> bool:
         """Have the process that stored the report's update add it. ``columns``: with the parts that
         are to be added. Returns whether it does. While partial sums are collected none does, so
         that the collection ends."""
-        if not isinstance(round, OpenRound) or any(each.asked for each in self._given.values()):
+        round = sums_round(whole, columns)
+        if round is None or any(each.asked for each in self._given.values()):
             return False
         wanted = self._wanted_of(round)
         adder = self._adders.adder_of(report.spool_file)
         if wanted is None or adder is None:
             return False
         update = _update_of(round, report, columns)
-        number = next((key for key, each in self._given.items() if each.adder == adder), None)
+        own = adder, round
+        rows = self._given.items()
+        number = next((key for key, each in rows if (each.adder, each.round) == own), None)
         if number is None:
             number = self._next
             self._next += 1
-            self._given[number] = GivenReports(adder)
+            self._given[number] = GivenReports(adder, round)
             self._adders.begin(adder, number, wanted)
         given = self._given[number]
         given.reports[report.task] = report
@@ -123,10 +140,10 @@ class PreSums:
         return True
 
     def _wanted_of(self, round: OpenRound) -> SumsToMake | None:
-        if self._wanted is None or self._wanted[0] is not round:
+        if round not in self._wanted:
             large = round.state.model.nbytes >= SMALLEST
-            self._wanted = round, sums_to_make(round) if large else None
-        return self._wanted[1]
+            self._wanted[round] = sums_to_make(round) if large else None
+        return self._wanted[round]
 
     def collect(self) -> bool:
         """Ask for all partial sums that were not asked for. Returns whether any is missing."""
@@ -144,7 +161,8 @@ class PreSums:
             return
         file = Path(self._adders.file_of(number))
         if made is not None and sorted(made.tasks) == sorted(given.reports):
-            self.arrived.append(ArrivedSum(file, made, list(given.reports.values())))
+            reports = list(given.reports.values())
+            self.arrived.append(ArrivedSum(file, given.round, made, reports))
         else:
             file.unlink(missing_ok=True)
             self._adders.forget(given.adder, number)
@@ -165,12 +183,12 @@ class PreSums:
         self._given.clear()
         self.arrived.clear()
         self.returned.clear()
-        self._wanted = None
+        self._wanted.clear()
 
-    def read(self, round: OpenRound, arrived: ArrivedSum) -> RoundSums | None:
+    def read(self, arrived: ArrivedSum) -> RoundSums | None:
         """Return the partial sum of the file, which is removed; None: it is damaged. In any
         thread."""
-        wanted = sums_to_make(round)
+        wanted = sums_to_make(arrived.round)
         assert wanted is not None
         like = {name: np.empty(size, dtype) for name, dtype, size in arrived.made.layout}
         sums = make_sums(wanted)

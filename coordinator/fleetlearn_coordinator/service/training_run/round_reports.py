@@ -123,7 +123,7 @@ class RoundReports:
 
     def _give(self, report: SpooledReport) -> bool:
         """Have another process add the report's parts, if one can. Returns whether it does."""
-        if self.pre_sums is None or self.keeps_updates or self._regions is not None:
+        if self.pre_sums is None or self.keeps_updates:
             return False
         return self.pre_sums.give(self.round, report, self._parts_to_add(report))
 
@@ -228,12 +228,12 @@ class RoundReports:
                 raise
 
     def _merge_if_wanted(self, round: AnyRound, arrived: ArrivedSum) -> None:
-        """Add a partial sum, or its updates one by one where its file is damaged."""
-        assert isinstance(round, OpenRound), "partial sums are of one model's round alone"
+        """Add a partial sum, or its updates one by one where its file is damaged. ``round``: the
+        whole one."""
         assert self.pre_sums is not None
-        sums = self.pre_sums.read(round, arrived)
+        sums = self.pre_sums.read(arrived)
         if sums is not None:
-            round.sums.merge(sums)
+            arrived.round.sums.merge(sums)
             return
         for report in arrived.reports:
             self._do_if_wanted(self._add, round, report)

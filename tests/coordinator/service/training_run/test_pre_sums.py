@@ -197,7 +197,7 @@ def test_the_sums_have_the_same_bits(kind: str, tmp_path: Path) -> None:
             assert not given_away.collect()
             while given_away.arrived:
                 arrived = given_away.arrived.popleft()
-                sums = given_away.read(split, arrived)
+                sums = given_away.read(arrived)
                 if sums is None:
                     given_away.returned.extend(arrived.reports)
                 else:
@@ -252,6 +252,8 @@ def test_small_models_and_few_updates_stay_here(
     monkeypatch.setattr(pre_sums, "cores", lambda: 8)
     assert pays_off(16, 2)
     assert not pays_off(15, 2)
+    assert not pays_off(16, 2, regions=3), "each region has a sum of its own"
+    assert pays_off(24, 2, regions=3)
     assert not pays_off(10_000, 5), "the sum is saved after 32 updates"
     monkeypatch.setattr(pre_sums, "cores", lambda: 2)
     assert pays_off(16, 1)
