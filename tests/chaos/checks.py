@@ -175,13 +175,16 @@ def check_ends(fleet: Fleet, done: Sequence[Event]) -> Iterator[str]:
             and event.at <= end.at <= event.at + event.seconds + AFTER
         ]
         if not causes:
-            told[end.name] += 1
-            if told[end.name] <= SAID:
-                yield f"{ended(end)}, and no fault explains it"
+            problem = "and no fault explains it"
         elif end.status < 0:
-            yield f"{ended(end)}: the suite sent no signal"
+            problem = "and the suite sent no signal"
         elif not WHY.search(end.said):
-            yield f"{ended(end)}, and does not say why"
+            problem = "and does not say why"
+        else:
+            continue
+        told[end.name] += 1
+        if told[end.name] <= SAID:
+            yield f"{ended(end)}, {problem}"
 
 
 def check_effects(fleet: Fleet, done: Sequence[Event]) -> Iterator[str]:

@@ -119,6 +119,7 @@ class FleetFiles:
         self.helper_file.write_text(text.replace("port = 8770", f"port = {free_port()}"))
         (folder / "roster.txt").write_text("".join(map(self._roster_line, self.scenario.names)))
         self.run.command("helper", "enrol", self.helper_file, folder / "roster.txt")
+        self.machines.sync()  # what wrote the devices' keys was not watched
         view = self.run.command("helper", "status", self.helper_file, "--json").stdout
         self.helper = msgspec.json.decode(view, type=HelperView)
 

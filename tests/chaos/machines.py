@@ -123,6 +123,11 @@ class Machines:
         if not self._ballast[name]:
             (self.disk(name) / "ballast").unlink(missing_ok=True)
 
+    def sync(self) -> None:
+        """Everything that is on the disks now is synced."""
+        for power in self._power.values():
+            power.keep_all()
+
     def lose_power(self, name: str) -> None:
         """Lose what was not synced on a disk. Its processes are dead."""
         (self.disk(name) / "ballast").unlink(missing_ok=True)

@@ -106,7 +106,7 @@ class Power:
     def __init__(self, disk: Path, kept: Path) -> None:
         self.disk, self.kept = disk, kept
         kept.mkdir()
-        self._keep_all()
+        self.keep_all()
 
     def lose(self) -> None:
         """Lose what was not synced. No process may have a file open there."""
@@ -117,7 +117,7 @@ class Power:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         shutil.copytree(found, self.disk, dirs_exist_ok=True)
         shutil.rmtree(found)
-        self._keep_all()
+        self.keep_all()
 
     def _restore(self, inode: int, target: Path) -> None:
         """Write what was kept of a folder into another one."""
@@ -138,7 +138,7 @@ class Power:
                 rows.append((kind, int(number), name))
         return rows
 
-    def _keep_all(self) -> None:
+    def keep_all(self) -> None:
         """All that is on the disk now is synced."""
         for path in (self.disk, *self.disk.rglob("*")):
             copy = self.kept / str(path.stat().st_ino)
