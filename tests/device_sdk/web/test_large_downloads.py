@@ -22,7 +22,7 @@ from web_page import serving
 MIB = 2**20
 MODEL = 96 * MIB
 """Bytes of the model: IndexedDB stores them more slowly than they come."""
-MOST = 64 * MIB
+MOST = 40 * MIB
 """What a tab may take beyond what it took before: 8 MiB that wait, and garbage of JavaScript."""
 PATIENCE = 400.0
 
