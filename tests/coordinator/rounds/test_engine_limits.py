@@ -635,8 +635,9 @@ MISTAKES: dict[str, tuple[str, type, str, Any]] = {
 }  # fmt: skip
 """What is wrong -> a policy, and the method that another one takes the place of."""
 SEARCH = settings(
-    USUAL, max_examples=400, derandomize=True, database=None, phases=[Generate.generate]
+    USUAL, max_examples=1500, derandomize=True, database=None, phases=[Generate.generate]
 )
+"""With other seeds a mistake took up to 378 examples."""
 
 
 @pytest.mark.slow

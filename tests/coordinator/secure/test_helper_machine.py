@@ -156,6 +156,6 @@ def _both(on_record: Callable[..., OnRecord]) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_each_mistake_is_found(mistake: str) -> None:
-    searched = settings(SETTINGS, max_examples=200, phases=[Phase.generate])
+    searched = settings(SETTINGS, max_examples=600, phases=[Phase.generate])
     with MISTAKES[mistake](), pytest.raises((AssertionError, BaseExceptionGroup)):  # type: ignore[attr-defined]
         run_state_machine_as_test(HelperMachine, settings=searched)
