@@ -114,6 +114,12 @@ def main() -> None:
         for gateways in chosen.gateways:
             name = f"{gateways} gateways{' over TLS' if tls else ''}"
             results[name] = measure.summary({name: runs[gateways], "none": runs[0]})
+        if len(chosen.gateways) > 1:
+            names = {each: f"{each} gateways{' over TLS' if tls else ''}" for each in runs}
+            fewest, most = min(chosen.gateways), max(chosen.gateways)
+            results[f"{names[most]} beside {fewest}"] = measure.summary(
+                {names[most]: runs[most], names[fewest]: runs[fewest]}
+            )
     print(file=sys.stderr)
     for name, result in results.items():
         print(f"\n{name}\n{measure.side_by_side(result)}")
