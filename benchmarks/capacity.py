@@ -86,7 +86,8 @@ class Need(NamedTuple):
     gateway_gib: float
     engine_cores: float
     engines: int
-    """1: one run. More: regions, each with an engine process of its own."""
+    """More than one: a run has one engine process, so that the devices must be divided among as
+    many runs."""
     engine_gib: float
     gbit_down: float
     gbit_up: float
