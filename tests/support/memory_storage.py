@@ -86,6 +86,7 @@ class TaskRow(NamedTuple):
     staleness: int = 0
     norms: tuple[float, float] | None = None
     member: str | None = None
+    region: str | None = None
 
 
 class RoundRow(NamedTuple):
@@ -626,8 +627,12 @@ class MemoryLedger(Reads):
     def _write(self, tables: Tables, row: Row) -> None:
         changed = partial(_change, tables.tasks)
         match row:
-            case TaskGiven(task, round, device, version, member):
-                _add(tables.tasks, task, TaskRow(round, device, version, member=member))
+            case TaskGiven(task, round, device, version, member, region):
+                _add(
+                    tables.tasks,
+                    task,
+                    TaskRow(round, device, version, member=member, region=region),
+                )
             case TaskEnded(task, cause, counts_for):
                 changed(task, lambda old: old._replace(state=cause, round=_moved(old, counts_for)))
             case TaskRevived(task):
@@ -754,13 +759,15 @@ class MemoryLedger(Reads):
             if not (row.round >= first or lost or runs):
                 continue
             if row.state == "assigned":
-                found.leases.append(SavedTask(task, row.device, row.version, row.member))
+                found.leases.append(
+                    SavedTask(task, row.device, row.version, row.member, row.region)
+                )
             elif row.state == "accepted":
                 found.reports.append(self._saved_report(task, row))
             elif row.round >= first:
                 found.dropped.append((task, row.device, row.state))
             if row.state == "lost" and lost_since is not None:
-                found.lost.append(SavedTask(task, row.device, row.version, row.member))
+                found.lost.append(SavedTask(task, row.device, row.version, row.member, row.region))
         return found
 
     def _saved_report(self, task: str, row: TaskRow) -> SavedReport:
@@ -777,6 +784,7 @@ class MemoryLedger(Reads):
             row.norms,
             row.version,
             row.member,
+            row.region,
         )
 
     def last_series(self, kind: str) -> LastSeries | None:

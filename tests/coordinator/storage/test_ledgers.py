@@ -84,7 +84,8 @@ class Story:
             max(0, self.version - self.random.randrange(3)),
         )
         member = "large" if device < "d3" else None
-        return [TaskGiven(self.tasks[-1], max(1, self.round), device, version, member)]
+        region = None if member else "north"
+        return [TaskGiven(self.tasks[-1], max(1, self.round), device, version, member, region)]
 
     def _some_task(self) -> str:
         return self.random.choice(self.tasks[-8:]) if self.tasks else "unknown"
