@@ -110,7 +110,7 @@ LEAST = 80
     [
         ("behind_gateways", LOOK_INSIDE, SERVERS),
         ("behind_gateways", LOOK_INSIDE, RUNS),
-        ("behind_distant_gateways", LOOK_INSIDE + LOOK_AT_ONCE, SERVERS),
+        ("behind_distant_gateways", LOOK_INSIDE + LOOK_AT_ONCE, SERVERS + OF_ENGINE),
     ],
     ids=["servers", "runs", "servers of distant gateways"],
 )
