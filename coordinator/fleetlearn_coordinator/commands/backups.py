@@ -52,7 +52,8 @@ def backup(
         typer.Option(metavar="SERVICE.toml", help="The service file with which a plan is served."),
     ] = None,
     keys: Annotated[
-        bool, typer.Option(help="Also copy the private keys that the service file names.")
+        bool,
+        typer.Option(help="Also copy the private keys, passwords and tokens of the service file."),
     ] = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Make no backup: check the one that is there.")
@@ -189,4 +190,4 @@ def _say_what_is_secret(manifest: BackupManifest) -> None:
         "secret (what devices sent, who they are, keys); only you may read it"
     )
     if manifest.left_out:
-        say(f"without private keys (--keys copies them): {', '.join(manifest.left_out)}")
+        say(f"without these secrets (--keys copies them): {', '.join(manifest.left_out)}")

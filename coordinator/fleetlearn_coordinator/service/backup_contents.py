@@ -31,7 +31,8 @@ PLAN_PATHS = (
 """The keys of a plan that are paths. ``*``: each table there is."""
 SERVICE_PATHS = (
     "identities", "runs", "signing_keys", "tls.certificate", "tls.key", "tls.clients",
-    "page.folder", "alerts.webhook_ca",
+    "page.folder", "alerts.webhook_ca", "nats.password_file", "nats.token_file", "nats.credentials",
+    "nats.ca", "nats.certificate", "nats.key", "gateway.data_dir",
 )  # fmt: skip
 """The keys of a service file that are paths."""
 
@@ -65,7 +66,7 @@ class BackupContents:
     secret: set[Path] = field(default_factory=set)
     """The files and folders that are secret."""
     left_out: list[Path] = field(default_factory=list)
-    """Private keys that are not to be copied."""
+    """Private keys, passwords and tokens that are not to be copied."""
     run_folder: Path | None = None
     """The folder of the database of a host's runs."""
     identities: Path | None = None
@@ -82,8 +83,8 @@ def find_contents(source: Path, service: Path | None, *, keys: bool) -> BackupCo
     """Return what a backup of ``source`` has: a plan, a service file that names a folder of runs,
     or a data directory.
 
-    ``service``: the service file with which a plan is served. ``keys``: whether private keys are to
-    be copied. Raises PlanError, ServiceError, StoreError, BackupError.
+    ``service``: the service file with which a plan is served. ``keys``: whether private keys,
+    passwords and tokens are to be copied. Raises PlanError, ServiceError, StoreError, BackupError.
     """
     source = plain(source)
     if source.is_dir():
@@ -148,6 +149,11 @@ def _add_service(found: BackupContents, settings: ServiceSettings, *, keys: bool
             found.files.append(plain(settings.tls.clients))
     if settings.alerts is not None and settings.alerts.webhook_ca is not None:
         found.files.append(plain(settings.alerts.webhook_ca))
+    if (nats := settings.nats) is not None:
+        public = (nats.ca, nats.certificate)
+        found.files += [plain(file) for file in public if file is not None]
+        bus_secrets = (nats.password_file, nats.token_file, nats.credentials, nats.key)
+        private += [file for file in bus_secrets if file is not None]
     (found.files if keys else found.left_out).extend(map(plain, private))
     found.secret.update(map(plain, private))
     if settings.identities is not None:

@@ -68,7 +68,7 @@ def test_a_host_is_restored_elsewhere_and_uses_nothing_of_the_old_place(
     assert made.exit_code == 0, made.output
     assert "run one: model version 0" in made.stdout
     assert "run two: no model yet" in made.stdout
-    assert "without private keys (--keys copies them): sign.pem, tls/key.pem" in made.stderr
+    assert "without these secrets (--keys copies them): sign.pem, tls/key.pem" in made.stderr
     assert type_in("backup", "--verify", tmp_path / "backup").exit_code == 0
     done = type_in("restore", tmp_path / "backup", tmp_path / "elsewhere")
     assert done.exit_code == 0, done.output

@@ -94,6 +94,24 @@ def test_all_files_of_a_plan_and_its_service_are_named(tmp_path: Path, bundle_pa
     assert {*private} < {*find_contents(plan, service, keys=True).files}
 
 
+def test_what_a_process_shows_on_the_bus_is_kept_and_its_secrets_only_with_keys(
+    tmp_path: Path, bundle_path: Path
+) -> None:
+    plan, service = tmp_path / "plan.toml", tmp_path / "service.toml"
+    plan.write_text(plan_text(bundle_path, "run"))
+    service.write_text(
+        'bus = "tls://nats.example.org"\nblobs = "s3://bucket/fleet"\n'
+        '[nats]\nuser = "engine"\npassword_file = "word"\n'
+        'ca = "ca.pem"\ncertificate = "c.pem"\nkey = "k.pem"\n'
+    )
+    found = find_contents(plan, service, keys=False)
+    assert {tmp_path / "ca.pem", tmp_path / "c.pem"} < {*found.files}
+    private = {tmp_path / "word", tmp_path / "k.pem"}
+    assert {*found.left_out} == private < found.secret
+    assert private.isdisjoint(found.files)
+    assert private < {*find_contents(plan, service, keys=True).files}
+
+
 def test_the_list_of_devices_of_pairwise_masks_is_named(tmp_path: Path, bundle_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     secure = {"secure__mode": "pairwise", "secure__clip": 1.0, "secure__roster": "devices.txt"}
