@@ -188,6 +188,8 @@ def held_port(host: str, port: int, patience: float = PORT_PATIENCE) -> Iterator
             time.sleep(0.1)
         held = socket.socket(family, kind, protocol)
         try:
+            # Connections of a process without gateways, which has just ended, may linger there.
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             held.bind(address)
         except BaseException:

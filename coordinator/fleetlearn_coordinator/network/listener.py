@@ -317,6 +317,8 @@ class Listener:
         """Return the answer to the request that opens the connection, here or later."""
         try:
             self._check_address(connection, request)
+            if (health := self._health(request)) is not None:
+                return connection.protocol.reject(health, f"{health.phrase.lower()}\n")
             self._check_origin(request)
             known = self._check_credential(connection, request)
         except RefusalError as refusal:
@@ -362,6 +364,16 @@ class Listener:
                 logging.INFO,
             )
         return response
+
+    def _health(self, request: Request) -> HTTPStatus | None:
+        """Return the answer to whoever watches this process: a load balancer, or Kubernetes. None:
+        it is not asked for."""
+        match request.path:
+            case "/healthz":
+                return HTTPStatus.OK
+            case "/readyz":
+                return HTTPStatus.OK if self._ready() else HTTPStatus.SERVICE_UNAVAILABLE
+        return None
 
     def _check_address(self, connection: DeviceConnection, request: Request) -> None:
         """Find out which address a proxy connects for, and hold the address to its limits. Raises

@@ -136,6 +136,18 @@ def test_a_port_that_becomes_free_is_waited_for() -> None:
         ended.join()
 
 
+def test_connections_of_a_coordinator_that_has_just_ended_do_not_keep_the_port() -> None:
+    """A process without gateways listens without sharing, and closed its devices' connections
+    itself: they stay in TIME_WAIT for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as device:
+            listener.accept()[0].close()
+            assert device.recv(1) == b""
+    with held_port("127.0.0.1", port) as held:
+        assert held == port
+
+
 READY_SCRIPT = """
 import os, pathlib, signal, socket, sys
 folder = pathlib.Path(sys.argv[1])
