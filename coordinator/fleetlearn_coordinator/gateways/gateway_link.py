@@ -199,6 +199,11 @@ class GatewayLink:
             self._bus.close()
             return
         for message in messages:
+            if self.number < 0 and not isinstance(message, wire.GatewayHello):
+                if message is messages[0]:  # else it is behind a hello that was refused
+                    logger.error("a gateway did not say hello first: its bus ends")
+                self._bus.close()
+                return
             try:
                 self._handle(message)
             except Exception as error:
@@ -218,8 +223,6 @@ class GatewayLink:
     def _handle(self, message: wire.ToEngine) -> None:
         if isinstance(message, wire.GatewayHello):
             self._hello(message)
-        elif self.number < 0:
-            raise FleetError(Code.OUT_OF_TURN, "a gateway says hello first")
         else:
             HANDLERS[type(message)](self, message)
 

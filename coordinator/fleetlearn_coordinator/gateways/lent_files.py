@@ -46,8 +46,11 @@ class LentFiles:
         return first
 
     def may_be_put(self) -> PutNumbers:
-        """Return the numbers of objects that gateways may be putting now."""
-        return PutNumbers(list(self._puts.values()))
+        """Return the numbers of objects that gateways may be putting, now or after the next
+        hellos."""
+        spool = self._spool
+        assert isinstance(spool, ArrivedSpool)
+        return PutNumbers(list(self._puts.values()), first_number(spool.generation, self._hellos))
 
     def lend(self, gateway: int) -> list[LentFile]:
         """Return the files that the gateway may write from now on too: as many as it lacks and
@@ -107,10 +110,13 @@ class LentFiles:
 
 
 class PutNumbers:
-    """Numbers of objects, as ranges."""
+    """Numbers of objects: ranges, and all from one number on."""
 
-    def __init__(self, ranges: list[range]) -> None:
-        self._ranges = ranges
+    def __init__(self, ranges: list[range], rest: int) -> None:
+        """``rest``: the first number that no gateway was given. Whoever looks takes a while, and
+        gateways say hello meanwhile."""
+        self._ranges, self._rest = ranges, rest
 
     def __contains__(self, number: object) -> bool:
-        return any(number in each for each in self._ranges)
+        assert isinstance(number, int)
+        return number >= self._rest or any(number in each for each in self._ranges)

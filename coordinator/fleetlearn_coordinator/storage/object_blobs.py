@@ -253,7 +253,7 @@ class ObjectBlobs(FileBlobs):
         for path in (self.folder / UPLOADS).glob("slot-*"):
             number = path.name.removeprefix("slot-")
             is_copy = number.isdecimal() and is_arrived(int(number))
-            if is_copy and int(number) not in self._arrived:
+            if is_copy and int(number) not in self._arrived and int(number) not in live:
                 path.unlink(missing_ok=True)
 
     def _remove_arrived(self, number: int) -> None:

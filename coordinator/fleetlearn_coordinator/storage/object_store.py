@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from fleetlearn_protocol.errors import Code, in_words
@@ -99,14 +100,18 @@ class Objects:
         """Write an object's bytes to a file, which is made, or replaced once all of them are here.
         Raises StoreError (unknown-content) where there is no such object, StoreUnavailableError,
         OSError."""
-        draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
-        with self._named("read", key):
-            found = self._obstore.get(self._store, key)
-            parts = found.stream(min_chunk_size=2**20)
-            with draft.open("wb") as file:
-                for part in parts:
-                    file.write(part)
-        draft.replace(path)
+        draft = path.with_name(f"{path.name}.{token_hex(8)}.draft")  # others may fetch it, too
+        try:
+            with self._named("read", key):
+                found = self._obstore.get(self._store, key)
+                parts = found.stream(min_chunk_size=2**20)
+                with draft.open("wb") as file:
+                    for part in parts:
+                        file.write(part)
+            draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
 
     def read_range(self, key: str, begin: int, size: int) -> bytes:
         """Return ``size`` bytes of an object from ``begin`` on, fewer where it ends before that.

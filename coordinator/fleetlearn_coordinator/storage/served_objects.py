@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256 as new_sha256
 from itertools import chain, islice
 from pathlib import Path
+from secrets import token_hex
 from typing import TypeAlias
 
 from fleetlearn_protocol.errors import Code
@@ -88,7 +89,7 @@ class ServedObjects:
         """Write a content to a file, which is made, or replaced once all of it is here. Raises
         StoreError (unknown-content: there is no such object; wrong-hash: somebody changed it, and
         there is no such file then), StoreUnavailableError, OSError."""
-        fetched = path.with_name(f"{path.name}.fetched")
+        fetched = path.with_name(f"{path.name}.{token_hex(8)}.fetched")  # others may fetch it, too
         self._objects.fetch(_key(sha256), fetched)
         try:
             for _ in _checked(sha256, _parts(fetched)):

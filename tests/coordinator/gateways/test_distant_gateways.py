@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Container, Iterator
 from contextlib import closing
 from functools import wraps
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fleetlearn_coordinator import read_model
 from fleetlearn_coordinator.gateways.distant_gateway import distant_gateway_running, link_of
 from fleetlearn_coordinator.storage.arrived import arrived_key, first_number
 from fleetlearn_coordinator.storage.identities import Identities
+from fleetlearn_coordinator.storage.object_blobs import ObjectBlobs
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.frames import pack_chunks
 from fleetlearn_protocol.messages import Accepted, ComeBack, Grant, Held, Refused, Uploaded
@@ -217,6 +219,39 @@ async def test_an_object_that_does_not_count_is_removed(
         await until(lambda: len(behind.objects("arrived")) == 1)
         assert arrived_key(alive) not in behind.objects("arrived")
         await behind.begin_gateway(0)
+
+
+@run_async
+async def test_a_gateway_comes_while_objects_are_looked_through(
+    make_plan: PlanMaker, place: DistantPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where an engine takes the run over: the store answers slowly, and a gateway that has said
+    hello meanwhile has put an update that it has not asked for yet."""
+    monkeypatch.setattr("fleetlearn_coordinator.gateways.engine_host.ORPHANS", 0.0)
+    drop, begun, go_on, dropped = ObjectBlobs.drop_orphans, Event(), Event(), Event()
+
+    def drop_slowly(self: ObjectBlobs, live: Container[int]) -> None:
+        is_first = not begun.is_set()
+        begun.set()
+        go_on.wait(20)
+        drop(self, live)
+        if is_first:
+            dropped.set()
+
+    plan = make_plan(round__goal=3, round__deadline=60.0, round__grace=60.0)
+    async with distant_fleet(plan, place) as behind:
+        await behind.join("a", 0)
+        await behind.end_gateway(0)
+        monkeypatch.setattr(ObjectBlobs, "drop_orphans", drop_slowly)
+        await until(begun.is_set)
+        await behind.begin_gateway(0)
+        link = link_of(behind.gateways[0])
+        await until(lambda: link._puts)
+        number = link._puts[77]
+        link._objects.put(arrived_key(number), b"of a gateway that will ask for it")
+        go_on.set()
+        await until(dropped.is_set)
+        assert arrived_key(number) in behind.objects("arrived")
 
 
 @run_async

@@ -168,6 +168,8 @@ def test_a_gateway_that_is_refused_says_so_and_tries_again(
                 assert host.link._bus is not None
                 host.link._bus.close()
                 await host.link.over.wait()
+                b = await behind.join("b", 1, check_in=False)
+                checking_in = asyncio.create_task(b.check_in())  # asked behind each hello
                 for _ in range(2):
                     while host.link.refused:
                         await asyncio.sleep(0.01)
@@ -175,8 +177,9 @@ def test_a_gateway_that_is_refused_says_so_and_tries_again(
                         await asyncio.sleep(0.01)
                 assert not host.link.is_set_up.is_set()
             await host.link.is_set_up.wait()
-            a = await behind.join("a", 1)
-            assert isinstance(await a.upload(await a.task(), update_of(1.0)), Accepted)
+            await checking_in
+            assert not behind.server.done.done()
+            assert isinstance(await b.upload(await b.task(), update_of(1.0)), Accepted)
 
     with caplog.at_level(logging.ERROR, "fleetlearn.coordinator.peers"):
         asyncio.run(test())

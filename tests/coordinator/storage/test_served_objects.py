@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -101,6 +105,41 @@ def test_a_content_is_read_by_ranges(objects: Objects) -> None:
     with pytest.raises(OSError, match="is missing"):
         found.read(0, 1)
     assert served.open(name_of(LARGE)) is None
+
+
+def test_two_threads_fetch_the_same_content(objects: Objects, tmp_path: Path) -> None:
+    """As where a gateway's bus is lost in the middle of a download, and comes back: the thread that
+    fetches goes on for nobody."""
+    served = ServedObjects(objects)
+    served.publish({name_of(LARGE): LARGE})
+    path = tmp_path / name_of(LARGE)
+    with ThreadPoolExecutor(8) as threads:
+        for fetching in [threads.submit(served.fetch, name_of(LARGE), path) for _ in range(24)]:
+            fetching.result()
+            assert path.read_bytes() == LARGE
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_what_cannot_be_written_leaves_nothing(objects: Objects, tmp_path: Path) -> None:
+    """Else a disk that is full stays full, and each try makes it worse."""
+    served = ServedObjects(objects)
+    served.publish({name_of(LARGE): LARGE})
+    with file_size_limit(2**20), pytest.raises(StoreUnavailableError, match="file too large"):
+        served.fetch(name_of(LARGE), tmp_path / "content")
+    assert not [*tmp_path.iterdir()]
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Within the block, no file can become longer."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    was = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, was)
 
 
 def test_a_signed_url_gives_one_object_by_ranges(objects: Objects) -> None:
