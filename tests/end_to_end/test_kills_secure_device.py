@@ -135,14 +135,19 @@ async def lived(folder: Path, secure: SecureTask, point: str, turn: int, mistake
             )  # fmt: skip
             ended = asyncio.create_task(process.wait())
             over = asyncio.create_task(asking.over.wait())
-            async with asyncio.timeout(3 * PATIENCE):
-                await asyncio.wait([ended, over], return_when=asyncio.FIRST_COMPLETED)
-            over.cancel()
-            if not ended.done():
-                process.terminate()
-                await ended
-            elif number == 0:
-                assert process.returncode == -signal.SIGKILL
+            try:
+                async with asyncio.timeout(3 * PATIENCE):
+                    await asyncio.wait([ended, over], return_when=asyncio.FIRST_COMPLETED)
+                    if not ended.done():
+                        process.terminate()
+                        await ended
+                    elif number == 0:
+                        assert process.returncode == -signal.SIGKILL
+            finally:  # also where the test is interrupted
+                over.cancel()
+                if process.returncode is None:
+                    process.kill()
+                await process.wait()
             if asking.over.is_set() and number:
                 break
         for each in (answering, *serving):

@@ -138,7 +138,7 @@ def test_a_lost_machine_and_a_damaged_database_are_made_good_by_a_backup(fleet: 
     assert fleet.run.wait("coordinator") == 1
     assert "coordinator.sqlite3" in fleet.run.log("coordinator").splitlines()[-1]
     done = fleet.run.command("restore", "backup", "again", cwd=fleet.folder)
-    assert "put the private key back first, which the backup does not have: again/tls/key.pem" in (
+    assert "put the secret file back first, which the backup does not have: again/tls/key.pem" in (
         done.stderr
     )
     again = fleet.folder / "again"

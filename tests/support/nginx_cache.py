@@ -63,4 +63,7 @@ def nginx_cache(folder: Path, origin: int, port: int) -> Iterator[subprocess.Pop
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        try:
+            process.wait(20)
+        finally:
+            process.kill()

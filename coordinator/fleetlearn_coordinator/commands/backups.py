@@ -102,7 +102,7 @@ def restore(
     for run in manifest.runs:
         print(_about(run))
     for name in manifest.left_out:
-        say(f"put the private key back first, which the backup does not have: {target / name}")
+        say(f"put the secret file back first, which the backup does not have: {target / name}")
     if manifest.serve is not None:
         words = ["fleetlearn-coordinator serve", str(target / manifest.serve)]
         if manifest.service not in (None, manifest.serve):

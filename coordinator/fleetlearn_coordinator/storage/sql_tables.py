@@ -77,9 +77,8 @@ CREATE TABLE tasks(
     report BLOB, weight INTEGER,
     slot INTEGER,                           -- the spool file, while the update is in it alone
     version INTEGER, member TEXT,           -- of the model, and which of a family's
-    staleness INTEGER,
-    norm REAL, trained_norm REAL,           -- of the accepted update, where the plan needs them
-    region TEXT                             -- in which it was given
+    staleness INTEGER, region TEXT,         -- the region in which it was given
+    norm REAL, trained_norm REAL            -- of the accepted update, where the plan needs them
 ) WITHOUT ROWID;
 CREATE INDEX tasks_of_round ON tasks(round);{DEVICES};{TIED};{ACTIVITY};{PARTICIPATIONS};
 """

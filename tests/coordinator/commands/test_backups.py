@@ -72,7 +72,7 @@ def test_a_host_is_restored_elsewhere_and_uses_nothing_of_the_old_place(
     assert type_in("backup", "--verify", tmp_path / "backup").exit_code == 0
     done = type_in("restore", tmp_path / "backup", tmp_path / "elsewhere")
     assert done.exit_code == 0, done.output
-    assert f"private key back first, which the backup does not have: {tmp_path}" in done.stderr
+    assert f"the secret file back first, which the backup does not have: {tmp_path}" in done.stderr
     assert f"serve {tmp_path / 'elsewhere' / 'service.toml'}" in done.stderr
     model = read_model(host / "data" / "one")
     shutil.rmtree(host)

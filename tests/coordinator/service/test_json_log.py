@@ -112,13 +112,16 @@ def test_the_command_writes_json_alone(tmp_path: Path, bundle_path: Path, where:
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stderr is not None
-    lines = [json.loads(process.stderr.readline())]
-    while lines[-1]["event"] != "listening":
-        lines.append(json.loads(process.stderr.readline()))
-    process.terminate()
-    lines += [json.loads(line) for line in process.stderr.readlines()]
-    assert process.wait(20) == 0
-    process.stderr.close()
+    try:
+        lines = [json.loads(process.stderr.readline())]
+        while lines[-1]["event"] != "listening":
+            lines.append(json.loads(process.stderr.readline()))
+        process.terminate()
+        lines += [json.loads(line) for line in process.stderr.readlines()]
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.communicate()
     assert [line["event"] for line in lines if line["event"] != NOTE] == [
         "listening", "stopping", "ended",
     ]  # fmt: skip

@@ -15,11 +15,12 @@ from fleetlearn_coordinator.storage import postgres_ledger, postgres_lock, postg
 from fleetlearn_coordinator.storage.blobs import PARAMETERS
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.find_storage import begin_elsewhere, find_storage
-from fleetlearn_coordinator.storage.ledger import DeviceActivity, Metadata, RoundOpened
+from fleetlearn_coordinator.storage.ledger import DeviceActivity, Metadata, RoundOpened, TaskGiven
 from fleetlearn_coordinator.storage.postgres_database import PostgresDatabase, find_run
 from fleetlearn_coordinator.storage.postgres_ledger import PostgresLedger
 from fleetlearn_coordinator.storage.postgres_lock import PostgresLock
 from fleetlearn_coordinator.storage.postgres_storage import PostgresStorage
+from fleetlearn_coordinator.storage.sql_tables import SCHEMA_VERSION
 from fleetlearn_coordinator.storage.stored_elsewhere import (
     StoredElsewhere,
     read_stores,
@@ -179,18 +180,27 @@ def test_the_server_ends_the_session_of_who_gives_no_sign_of_life(
 def test_a_newer_version_s_tables_are_refused(in_postgres: Path) -> None:
     with begun(in_postgres) as (storage, ledger):
         ledger._db.execute("UPDATE owner SET tables = 100")
-    with (
-        pytest.raises(StoreError, match="version 100; this fleetlearn reads version 9"),
-        begun(in_postgres),
-    ):
+    expected = rf"version 100; this fleetlearn reads version {SCHEMA_VERSION}\."
+    with pytest.raises(StoreError, match=expected), begun(in_postgres):
         pass
     assert not storage.is_locked()
+
+
+def test_the_first_version_s_tables_are_brought_up_to_date(in_postgres: Path) -> None:
+    with begun(in_postgres) as (_, ledger):
+        ledger.write([RoundOpened(1, 2.0), TaskGiven("r1-1-1", 1, "a", 0)])
+        ledger._db.execute("ALTER TABLE tasks DROP COLUMN region")
+        ledger._db.execute(f"UPDATE owner SET tables = {postgres_ledger.FIRST_VERSION}")
+    with begun(in_postgres) as (_, ledger):
+        ledger.write([TaskGiven("r1-1-2", 1, "b", 0, region="eu")])
+        found = ledger._db.execute("SELECT device, region FROM tasks ORDER BY task").fetchall()
+        assert found == [("a", None), ("b", "eu")]
 
 
 def test_tables_are_brought_up_to_date(in_postgres: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with begun(in_postgres) as (_, ledger):
         ledger.write([RoundOpened(1, 2.0)])
-    newer = postgres_ledger.FIRST_VERSION + 1
+    newer = SCHEMA_VERSION + 1
     monkeypatch.setattr(postgres_ledger, "SCHEMA_VERSION", newer)
     added = "ALTER TABLE rounds ADD COLUMN region TEXT"
     monkeypatch.setitem(postgres_ledger.MIGRATIONS, newer - 1, (added,))

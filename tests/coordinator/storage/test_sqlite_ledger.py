@@ -29,6 +29,7 @@ from fleetlearn_coordinator.storage.ledger import (
     TaskGiven,
 )
 from fleetlearn_coordinator.storage.ledger_reader import EndedExchange
+from fleetlearn_coordinator.storage.sql_tables import SCHEMA_VERSION
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE, SqliteLedger
 
 VERSION_5 = Path(__file__).with_name("version_5.sql")
@@ -82,10 +83,12 @@ def test_a_full_database_is_named_as_such(tmp_path: Path) -> None:
 
 
 def test_a_newer_database_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_ledger, "SCHEMA_VERSION", 10)
+    newer = SCHEMA_VERSION + 1
+    monkeypatch.setattr(sqlite_ledger, "SCHEMA_VERSION", newer)
     open_ledger(tmp_path).close()
     monkeypatch.undo()
-    with pytest.raises(StoreError, match="version 10; this fleetlearn reads version 9"):
+    expected = f"version {newer}; this fleetlearn reads version {SCHEMA_VERSION}"
+    with pytest.raises(StoreError, match=expected):
         open_ledger(tmp_path)
 
 

@@ -53,7 +53,10 @@ async def prometheus(folder: Path, port: int, rules: str) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{own}/api/v1"
     finally:
         process.terminate()
-        await asyncio.to_thread(process.wait, 20)
+        try:
+            await asyncio.to_thread(process.wait, 20)
+        finally:
+            process.kill()
 
 
 async def ask(api: str, path: str, **query: str) -> Any:
