@@ -110,6 +110,7 @@ class Conversation:
         "_transfers",
         "_uploads",
         "device",
+        "elsewhere",
         "fetching",
         "over",
         "port",
@@ -129,7 +130,9 @@ class Conversation:
         """When the device last said something, or took a chunk in."""
         self.upload: Upload | None = None
         self.fetching: str | None = None
-        """The SHA-256 of the content that is being sent, or that the device fetches by HTTP."""
+        """The SHA-256 of the content that is being sent."""
+        self.elsewhere: str | None = None
+        """The SHA-256 of the content that the device was told to fetch by HTTP last."""
         self.over = False
         """The connection is being closed. Messages that still arrive are not handled."""
         self._transfers: deque[int] = deque(maxlen=MAX_REFUSALS)
@@ -214,6 +217,11 @@ class Conversation:
         """Send a message to the device, unless it has another connection, or none."""
         if not self.over:
             self._owner.perform(SendMessage(message))
+
+    def told_where(self) -> None:
+        """The device was told where else the content is, and fetches it there: nothing of it is
+        under way here, and it does not matter here whether it is served any more."""
+        self.elsewhere, self.fetching = self.fetching, None
 
     def fetched(self) -> None:
         """The content was sent, or cannot be."""
@@ -415,8 +423,8 @@ class Conversation:
 
     def _heartbeat(self, device: str, message: Heartbeat) -> None:
         self.port.steps_done(device, message.task, message.steps, self.seen)
-        if message.fetched and self.fetching is not None:
-            self.port.sent(device, self.fetching, message.fetched, 0, self.seen)
+        if message.fetched and self.elsewhere is not None:
+            self.port.sent(device, self.elsewhere, message.fetched, 0, self.seen)
 
     def _reply(self, device: str, message: Reply) -> Asking[None]:
         try:
@@ -449,6 +457,7 @@ class Conversation:
 
     def _fetch(self, device: str, message: Fetch) -> None:
         self._stop_download()  # its task was cancelled, and the device wants something else now
+        self.elsewhere = None
         try:
             size = self.port.find(message.sha256, message.offset)
         except FleetError as error:

@@ -407,6 +407,7 @@ class ConnectionDriver:
     def _tell_where(self, content: Served | StoredContent, start: StartDownload, url: str) -> None:
         where = start.sha256, start.size, start.offset
         self._send(Content(content.transfer, *where, url=url))
+        self.conversation.told_where()
 
     async def _send_or_tell_where(
         self,

@@ -4,7 +4,7 @@ own."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import ROUND_FLOOR, Decimal
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
@@ -174,13 +174,19 @@ def _fill_round(
     """Fill in how many tasks and reports a round has, all regions together."""
     round_["goal"] = round_["minimum"] = 1
     try:
-        goal = sum(each["goal"] for each in named)
-        cohort = sum(
-            math.ceil(each["goal"] * Decimal(str(each["over_selection"]))) for each in named
-        )
-        fewest = sorted(each["minimum"] for each in named)[: regions["minimum"]]
-        # Rounded down, so that goal * over_selection, rounded up, is the cohort.
-        ratio = (Decimal(cohort) / goal).quantize(Decimal("1e-9"), ROUND_FLOOR)
+        rows = [(each["goal"], each["over_selection"], each["minimum"]) for each in named]
+        round_.update(numbers_of_round(rows, regions["minimum"]))
     except (TypeError, ValueError, KeyError, ArithmeticError):
         return  # the conversion refuses what is wrong
-    round_.update(goal=goal, minimum=sum(fewest), over_selection=float(ratio))
+
+
+def numbers_of_round(rows: Iterable[tuple[int, float, int]], least: int) -> dict[str, Any]:
+    """Return what of [round] follows from the goal, over-selection and minimum of each region.
+    ``least``: fewest regions of a round that is committed."""
+    rows = [*rows]
+    goal = sum(goal for goal, _, _ in rows)
+    cohort = sum(math.ceil(goal * Decimal(str(over))) for goal, over, _ in rows)
+    fewest = sorted(minimum for _, _, minimum in rows)[:least]
+    # Rounded down, so that goal * over_selection, rounded up, is the cohort.
+    ratio = (Decimal(cohort) / goal).quantize(Decimal("1e-9"), ROUND_FLOOR)
+    return {"goal": goal, "minimum": sum(fewest), "over_selection": float(ratio)}

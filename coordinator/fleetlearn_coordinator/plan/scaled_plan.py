@@ -11,13 +11,15 @@ from msgspec.structs import replace
 
 from fleetlearn_coordinator.plan.contradictions import contradictions
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_coordinator.plan.regions_section import RegionsSection, numbers_of_round
 
 
 def scale_plan(plan: Plan, share: float) -> Plan:
     """Return the plan with every number that counts devices multiplied by ``share``, rounded up and
-    at least 1: ``round.goal``, ``minimum`` and ``concurrency``, ``evaluation.devices`` and
-    ``minimum``, ``pace.connected`` and ``server.devices``. Where so few devices contradict the rest
-    of the plan (Krum needs three, for example), it is the fewest that do not.
+    at least 1: ``round.goal``, ``minimum`` and ``concurrency``, each region's ``goal`` and
+    ``minimum``, ``evaluation.devices`` and ``minimum``, ``pace.connected`` and ``server.devices``.
+    Where so few devices contradict the rest of the plan (Krum needs three, for example), it is the
+    fewest that do not.
 
     Raises PlanError where only the whole plan is free of contradictions: it is for all devices.
     """
@@ -49,6 +51,10 @@ def _with_goal(plan: Plan, goal: int, share: float) -> Plan:
     share = max(share, goal / rule.goal)
     tasks = None if rule.concurrency is None else max(goal, _part(rule.concurrency, share))
     round_ = replace(rule, goal=goal, minimum=_part(rule.minimum, share), concurrency=tasks)
+    regions = None if plan.regions is None else _smaller_regions(plan.regions, share)
+    if regions is not None:
+        rows = [(each.goal, each.over_selection, each.minimum) for each in regions.named.values()]
+        round_ = replace(round_, **numbers_of_round(rows, regions.minimum))
     connected = pace.connected
     if connected is not None:
         connected = max(round_.cohort, _part(connected, share))
@@ -56,6 +62,7 @@ def _with_goal(plan: Plan, goal: int, share: float) -> Plan:
     return replace(
         plan,
         round=round_,
+        regions=regions,
         pace=replace(pace, connected=connected),
         evaluation=replace(
             measures,
@@ -67,6 +74,14 @@ def _with_goal(plan: Plan, goal: int, share: float) -> Plan:
             devices=None if devices is None else max(round_.cohort, _part(devices, share)),
         ),
     )
+
+
+def _smaller_regions(regions: RegionsSection, share: float) -> RegionsSection:
+    named = {
+        name: replace(each, goal=_part(each.goal, share), minimum=_part(each.minimum, share))
+        for name, each in regions.named.items()
+    }
+    return replace(regions, named=named)
 
 
 def _part(count: int, share: float) -> int:

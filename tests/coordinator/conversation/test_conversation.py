@@ -523,8 +523,26 @@ def test_bytes_that_came_by_http_are_progress(monkeypatch: pytest.MonkeyPatch) -
     a.say(Heartbeat(task.task, 0, 4))
     assert not sent, "nothing is fetched"
     a.say(Fetch(MODEL, http=True))
+    a.say(Heartbeat(task.task, 0, 4))
+    assert not sent, "it comes from here"
+    a.conversation.told_where()
     a.say(Heartbeat(task.task, 0, 4), Heartbeat(task.task, 0))
     assert [given[:4] for given in sent] == [("a", MODEL, 4, 0)]
+    a.say(Fetch(MODEL), Heartbeat(task.task, 0, 8))
+    assert len(sent) == 1, "the rest comes from here again"
+
+
+def test_a_content_that_is_fetched_elsewhere_is_not_refused_when_it_is_withdrawn() -> None:
+    """When the device has it, nobody says here: each commit would refuse every such device the
+    model that it has fetched long ago, and a gateway that ends would wait for it."""
+    ((a, _),) = begun(Room(), "a")
+    a.say(Fetch(MODEL, http=True))
+    a.conversation.told_where()
+    a.conversation.withdrawn(MODEL)
+    assert a.did() == []
+    assert a.conversation.fetching is None, "a gateway that ends does not wait for it"
+    a.conversation.received(encode(Fetch(MODEL, 4)), 0.0)
+    assert a.did() == [StartDownload(MODEL, 4, 4 * SIZE)], "nothing is to be stopped"
 
 
 def test_a_fetch_of_what_is_not_served_is_refused() -> None:
