@@ -48,7 +48,7 @@ def _goals(goal: int, share: float) -> Iterator[int]:
 def _with_goal(plan: Plan, goal: int, share: float) -> Plan:
     rule, pace, measures = plan.round, plan.pace, plan.evaluation
     # A larger goal than the share's needs as many more devices everywhere.
-    share = max(share, goal / rule.goal)
+    share = share if goal == _part(rule.goal, share) else goal / rule.goal
     tasks = None if rule.concurrency is None else max(goal, _part(rule.concurrency, share))
     round_ = replace(rule, goal=goal, minimum=_part(rule.minimum, share), concurrency=tasks)
     regions = None if plan.regions is None else _smaller_regions(plan.regions, share)

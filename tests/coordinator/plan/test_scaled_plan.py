@@ -57,3 +57,47 @@ def test_a_smaller_plan_contradicts_nothing(aggregator: str, share: float) -> No
     assert found.round.minimum <= found.round.goal <= given.round.goal
     if share == 0.001 and aggregator in ("krum", "bulyan"):
         assert found.round.goal > 1, "one update cannot be compared with others"
+
+
+REGIONS = """
+[round]
+deadline = 60.0
+[regions]
+minimum = 1
+[regions.each]
+over_selection = 1.2
+[regions.named.north]
+tags = ["n"]
+goal = 40
+minimum = 20
+[regions.named.south]
+tags = ["s"]
+goal = 5
+over_selection = 3.0
+"""
+
+
+@pytest.mark.parametrize("share", [0.001, 0.05, 0.5])
+def test_each_region_is_scaled(share: float) -> None:
+    """A region that kept its goal would never have its minimum of a share of its devices."""
+    found = scale_plan(plan(REGIONS), share)
+    assert found.regions is not None
+    north, south = found.regions.settings.regions
+    expected = {
+        0.001: ((1, 2, 1), (1, 3, 1)),
+        0.05: ((2, 3, 1), (1, 3, 1)),
+        0.5: ((20, 24, 10), (3, 9, 2)),
+    }
+    got = tuple((each.goal, each.cohort, each.minimum) for each in (north, south))
+    assert got == expected[share]
+    assert found.round.goal == north.goal + south.goal
+    assert found.round.cohort == north.cohort + south.cohort
+    assert found.round.minimum == min(north.minimum, south.minimum)
+    assert not [*contradictions(found)]
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.9])
+def test_each_smaller_region_has_enough_updates_for_its_aggregator(share: float) -> None:
+    text = REGIONS.replace("minimum = 1", 'weighting = "uniform"\nminimum = 1', 1)
+    found = scale_plan(plan(f'{text}[aggregation]\naggregator = "median"'), share)
+    assert not [*contradictions(found)]
