@@ -10,6 +10,7 @@ import asyncio
 import base64
 import socket
 import ssl
+import time
 from collections.abc import AsyncGenerator
 from http.client import HTTPException, parse_headers
 from io import BytesIO
@@ -29,6 +30,8 @@ PART = 2**18
 """Most bytes that are handed on at a time."""
 MOST_HEADERS = 2**15
 """Bytes of an answer's status and headers."""
+LEAST = 2**14
+"""Bytes that come in each ``Timing.send`` seconds of waiting for them, at least."""
 
 
 class HttpFetchError(Exception):
@@ -40,9 +43,9 @@ async def http_parts(
 ) -> AsyncGenerator[memoryview, None]:
     """Yield the bytes of a content from ``begin`` on, as they come.
 
-    ``size``: bytes of the whole content. ``timing``: how long connecting (``open``) and each
-    waiting for bytes (``send``) may take. ``ca``: PEM of CAs that are trusted beside the system's.
-    Raises HttpFetchError.
+    ``size``: bytes of the whole content. ``timing``: how long connecting (``open``) and waiting for
+    the next LEAST bytes (``send``) may take. ``ca``: PEM of CAs that are trusted beside the
+    system's. Raises HttpFetchError.
     """
     parts = urlsplit(url)
     where = parts.hostname or ""
@@ -67,15 +70,21 @@ async def http_parts(
             await writer.drain()
             head = await reader.readuntil(b"\r\n\r\n")
         _check(head, begin, size)
+        # A server that sends a byte now and then would hold the device up for ever.
+        left, came = timing.send, 0
         while place < size:
-            async with timeout(timing.send):
+            began = time.monotonic()
+            async with timeout(left):
                 part = await reader.read(min(PART, size - place))
             if not part:
                 raise HttpFetchError(f"{where} ended the answer at byte {place} of {size}")
-            place += len(part)
+            place, came = place + len(part), came + len(part)
+            left = max(0.0, left - (time.monotonic() - began))
+            if came >= LEAST:
+                left, came = timing.send, 0
             yield memoryview(part)
     except TimeoutError:
-        raise HttpFetchError(f"{where} sent nothing for too long") from None
+        raise HttpFetchError(f"{where} sent nothing, or hardly anything, for too long") from None
     except asyncio.IncompleteReadError:
         raise HttpFetchError(f"{where} closed the connection without an answer") from None
     except (asyncio.LimitOverrunError, HTTPException, ValueError) as error:

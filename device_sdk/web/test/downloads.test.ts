@@ -230,11 +230,20 @@ describe("by HTTP", () => {
     ["another range", 206, { "Content-Range": "bytes 6-9/10" }, whole, "answers with the range"],
     ["too few bytes", 206, {}, whole.subarray(0, 10), "ended the answer at byte 15"],
     ["too many bytes", 206, {}, whole, "sends more than"],
-    ["nothing more", 206, {}, null, "sent nothing for 0.3 s"],
+    ["nothing more", 206, {}, null, "sent too little for 0.3 s"],
   ])("%s is not taken", async (_, status, headers, body, why) => {
     give = () => [status, headers as Record<string, string>, body];
     const patience = body === null ? 0.3 : 20;
     await expect(fetched(5, whole.length, patience)).rejects.toThrow(why);
+  });
+  test("a server that sends a byte now and then does not hold the device up", async () => {
+    server.removeAllListeners("request");
+    server.on("request", (_, response) => {
+      response.writeHead(206);
+      const drip = setInterval(() => response.write("x"), 20);
+      response.on("close", () => clearInterval(drip));
+    });
+    await expect(fetched(0, whole.length, 0.5)).rejects.toThrow("sent too little for 0.5 s");
   });
   test("reading waits for the store", async () => {
     const [piece, pieces] = [new Uint8Array(2 ** 16), 2048];

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -127,8 +127,31 @@ async def test_what_came_before_a_break_is_kept() -> None:
 @awaited
 async def test_a_server_that_stands_still(given: bytes) -> None:
     async with answering(given, ends=False) as server:
-        with pytest.raises(HttpFetchError, match="sent nothing for too long"):
+        with pytest.raises(HttpFetchError, match="for too long"):
             await fetched(f"http://127.0.0.1:{server.port}/x")
+
+
+@awaited
+async def test_a_server_that_sends_a_byte_now_and_then() -> None:
+    """It would hold the device up for ever: each byte comes in time."""
+    ended = asyncio.Event()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(part_from(0)[:-SIZE])
+        with suppress(OSError):
+            while not reader.at_eof():
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        writer.transport.abort()
+        ended.set()
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        with pytest.raises(HttpFetchError, match="hardly anything, for too long"):
+            async with asyncio.timeout(20):
+                await fetched(f"http://127.0.0.1:{port}/x")
+        await ended.wait()
 
 
 @awaited

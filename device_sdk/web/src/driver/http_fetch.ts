@@ -2,9 +2,13 @@
 
 /** Bytes that are handed on at a time, at least: each is one write to the store. */
 const PART = 256 * 1024;
+/** Bytes that come in each `patience` seconds of waiting for them, at least: a server that sends a byte now and then would
+ * hold the device up for ever. */
+const LEAST = 16 * 1024;
 
 /** Yield the bytes of a content from `begin` up to `size`. The next are read when those before were taken. Throws Error,
- * whose text says why not all came; it does not have the URL. patience: seconds for an answer, and between bytes. */
+ * whose text says why not all came; it does not have the URL. patience: seconds for an answer, and for the
+ * next LEAST bytes. */
 export async function* httpParts(
   url: string,
   begin: number,
@@ -36,10 +40,15 @@ export async function* httpParts(
     let place = begin;
     let gathered: Uint8Array[] = [];
     let length = 0;
+    let came = LEAST;
     while (place + length < size) {
-      patient();
+      if (came >= LEAST) {
+        patient();
+        came = 0;
+      }
       const { value, done } = await reader.read();
       if (done) break;
+      came += value.length;
       if (place + length + value.length > size) throw new Error(`${where} sends more than the content's ${size} bytes`);
       gathered.push(value);
       length += value.length;
@@ -49,11 +58,12 @@ export async function* httpParts(
       place += length;
       gathered = [];
       length = 0;
+      came = LEAST;
     }
     if (length > 0) yield joined(gathered, length);
     if (place + length < size) throw new Error(`${where} ended the answer at byte ${place + length} of ${size}`);
   } catch (error) {
-    if (limit.signal.aborted && !signal.aborted) throw new Error(`${where} sent nothing for ${patience} s`);
+    if (limit.signal.aborted && !signal.aborted) throw new Error(`${where} sent too little for ${patience} s`);
     // A browser says no more of a server that cannot be reached, of a redirect, and of missing CORS headers.
     throw error instanceof TypeError ? new Error(`${where} cannot be read: ${error.message}`) : error;
   } finally {
