@@ -42,6 +42,13 @@ AT_A_TIME = 8
 """Updates that are put into the store at a time."""
 WHOLE = 2**24
 """Bytes of an update that is read as a whole to be put. A longer one is read in parts."""
+WHO_MAY_CONNECT = (
+    wire.DeviceKnown,
+    wire.DeviceUnknown,
+    wire.EnrolledNow,
+    wire.EnrolmentsChanged,
+)
+"""What is said to the gate."""
 AGAIN = 1.0
 """Seconds until an update is put again, where the store could not be reached."""
 
@@ -167,7 +174,11 @@ class DistantLink(EngineLink):
     # What the engine process says
 
     def take(self, messages: list[wire.ToGateway]) -> None:
-        self._heard_of.extend(messages)
+        for message in messages:
+            if isinstance(message, WHO_MAY_CONNECT):  # a revocation waits for no content
+                self.do(message)
+            else:
+                self._heard_of.append(message)
         self._go_on()
 
     def _go_on(self) -> None:

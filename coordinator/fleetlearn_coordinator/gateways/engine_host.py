@@ -484,7 +484,7 @@ class EngineHost:
     def _drop_orphans(self, live: PutNumbers) -> None:
         """Remove objects that gateways put, and that nobody needs. In any thread."""
         try:
-            self._arrived().drop_orphans(live)
+            self._arrived().drop_orphans(live, self.runs[""].adders.awaited)
         except FleetError as error:
             logger.debug("objects that nobody needs stay for now: %s", error.text)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -60,6 +60,12 @@ class GatewayAdders:
         """Number of a spool file -> the gateway that wrote the update in it."""
         self._late: dict[int, asyncio.TimerHandle] = {}
         """Number of a partial sum that was asked for -> what gives it up."""
+
+    @property
+    def awaited(self) -> Container[int]:
+        """The numbers of partial sums that are waited for, now and later. May be asked in any
+        thread."""
+        return self._late.keys()
 
     # What gateways say
 

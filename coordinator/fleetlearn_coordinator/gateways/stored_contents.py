@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Iterable
+from hashlib import file_digest
 from pathlib import Path
 
 from fleetlearn_protocol.errors import Code
@@ -27,15 +28,16 @@ class StoredContents:
     """Copies of objects, in a folder of this gateway's own, named by their SHA-256."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes the folder. What an earlier process left is used: its bytes were checked. Raises
-        OSError."""
+        """Makes the folder. What an earlier process left is used where it is whole: after a loss of
+        power it may not be. Raises OSError."""
         self.folder = folder / "served"
         self._bundles = folder / "bundles"
         for each in (self.folder, self._bundles):
             each.mkdir(parents=True, exist_ok=True)
             each.chmod(0o700)
-            for draft in each.glob("*.*"):
-                shutil.rmtree(draft) if draft.is_dir() else draft.unlink()
+            for left in each.iterdir():
+                if not (_is_bundle if left.is_dir() else _is_whole)(left, left.name):
+                    _remove(left)
         self.served: ServedObjects
 
     def has(self, sha256: str) -> bool:
@@ -96,4 +98,25 @@ class StoredContents:
         for folder in (self.folder, self._bundles):
             for each in folder.iterdir():
                 if each.name not in wanted:
-                    shutil.rmtree(each) if each.is_dir() else each.unlink(missing_ok=True)
+                    _remove(each)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _is_whole(path: Path, sha256: str) -> bool:
+    """Return whether a file has these bytes."""
+    try:
+        with path.open("rb") as file:
+            return file_digest(file, "sha256").hexdigest() == sha256
+    except OSError:
+        return False
+
+
+def _is_bundle(folder: Path, sha256: str) -> bool:
+    """Return whether a folder has a whole bundle."""
+    if not _is_whole(folder / MANIFEST, sha256):
+        return False
+    files = read_manifest((folder / MANIFEST).read_bytes()).files
+    return all(_is_whole(folder / file, entry.sha256) for file, entry in files.items())

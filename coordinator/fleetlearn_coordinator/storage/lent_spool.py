@@ -95,9 +95,11 @@ class ArrivedSpool(LendableSpool, Protocol):
         """Write to a file what a gateway on another machine has added up, and remove the object.
         May be called in any thread. Raises StoreError, OSError."""
 
-    def drop_orphans(self, live: Container[int]) -> None:
-        """Remove what arrived and does not count. ``live``: numbers that a gateway may be using.
-        Waits for the store; may be called in any thread. Raises StoreUnavailableError."""
+    def drop_orphans(self, live: Container[int], sums: Container[int] = ()) -> None:
+        """Remove what arrived and does not count, and partial sums. ``live``: numbers that a
+        gateway may be using. ``sums``: those of partial sums that are waited for, also as they
+        are asked for or come meanwhile. Waits for the store; may be called in any thread. Raises
+        StoreUnavailableError."""
 
 
 class LentSpool:

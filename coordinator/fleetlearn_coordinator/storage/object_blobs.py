@@ -144,7 +144,6 @@ class ObjectBlobs(FileBlobs):
         store."""
         self._begun: set[int] = set()
         """Spool files with uploads that an earlier process began: their bytes are here alone."""
-        self._swept = False
         self._arrived: set[int] = set()
         """Numbers of accepted updates that gateways on other machines put into the store."""
         self._writers = ThreadPoolExecutor(AT_A_TIME, "objects")
@@ -237,13 +236,11 @@ class ObjectBlobs(FileBlobs):
         with suppress(StoreError):  # it is an orphan then
             self.objects.objects.remove([partial_key(number)])
 
-    def drop_orphans(self, live: Container[int]) -> None:
-        if not self._swept:  # those of earlier coordinators are of no use
-            self._swept = True
-            self._check()
-            self.objects.objects.remove(
-                map(partial_key, map(int, self.objects.objects.keys(PARTIAL)))
-            )
+    def drop_orphans(self, live: Container[int], sums: Container[int] = ()) -> None:
+        there = [int(key) for key in self.objects.objects.keys(PARTIAL) if key.isdecimal()]
+        gone = [number for number in there if number not in sums]
+        self._check()
+        self.objects.objects.remove(map(partial_key, gone))
         found = (int(key) for key in self.objects.objects.keys(ARRIVED) if key.isdecimal())
         needed = self._arrived
         newer = first_number(self.generation + 1, 0)  # of whoever has the run after this process

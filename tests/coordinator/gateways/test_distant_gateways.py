@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Container, Iterator
 from contextlib import closing
 from functools import wraps
+from hashlib import sha256
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -18,6 +19,7 @@ from fleetlearn_coordinator.gateways.distant_gateway import distant_gateway_runn
 from fleetlearn_coordinator.storage.arrived import arrived_key, first_number
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.object_blobs import ObjectBlobs
+from fleetlearn_coordinator.storage.served_objects import ServedObjects
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.frames import pack_chunks
 from fleetlearn_protocol.messages import Accepted, ComeBack, Grant, Held, Refused, Uploaded
@@ -230,11 +232,11 @@ async def test_a_gateway_comes_while_objects_are_looked_through(
     monkeypatch.setattr("fleetlearn_coordinator.gateways.engine_host.ORPHANS", 0.0)
     drop, begun, go_on, dropped = ObjectBlobs.drop_orphans, Event(), Event(), Event()
 
-    def drop_slowly(self: ObjectBlobs, live: Container[int]) -> None:
+    def drop_slowly(self: ObjectBlobs, *live: Container[int]) -> None:
         is_first = not begun.is_set()
         begun.set()
         go_on.wait(20)
-        drop(self, live)
+        drop(self, *live)
         if is_first:
             dropped.set()
 
@@ -285,6 +287,70 @@ async def test_contents_that_were_published_are_copied_once(
         await behind.end_gateway(0)
         await behind.begin_gateway(0)
         await behind.gateways[0].link.is_set_up.wait()
+
+
+@run_async
+async def test_copies_that_a_loss_of_power_damaged_are_fetched_again(
+    make_plan: PlanMaker, place: DistantPlace
+) -> None:
+    async with distant_fleet(make_plan(round__goal=1), place, 1) as behind:
+        a = await behind.join("a", 0)
+        vector = (await a.task()).vectors[0].sha256
+        bundle = behind.server.run.bundle
+        largest = max(bundle.manifest.files.values(), key=lambda entry: entry.size).sha256
+        content = await a.fetch(largest)
+        await behind.end_gateway(0)
+        files = [file for file in behind.folder(0).glob("*/**/*") if file.is_file()]
+        damaged = [file for file in files if file.parent.name != "uploads"]
+        assert len(damaged) > len(bundle.manifest.files)
+        for file in damaged:
+            file.write_bytes(bytes(file.stat().st_size))
+        await behind.begin_gateway(0)
+        await behind.gateways[0].link.is_set_up.wait()
+        b = await behind.join("b", 0)
+        assert sha256(await b.fetch(vector)).hexdigest() == vector
+        assert await b.fetch(largest) == content
+
+
+@run_async
+async def test_a_revocation_waits_for_no_content(
+    make_plan: PlanMaker,
+    place: DistantPlace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gateway fetches a model, which takes long."""
+    folder, fetching, go_on = tmp_path / "identities", Event(), Event()
+    fetch = ServedObjects.fetch
+
+    def fetch_slowly(self: ServedObjects, sha256: str, path: Path) -> None:
+        fetching.set()
+        go_on.wait(20)
+        fetch(self, sha256, path)
+
+    plan = make_plan(round__goal=1, round__deadline=60.0)
+    async with distant_fleet(plan, place, 1, identities=str(folder)) as behind:
+        with closing(Identities(folder)) as operator:
+            peers = []
+            for name in ("a", "b"):
+                token = operator.make_token(1, time.time() + 100, (), time.time())
+                headers = {
+                    "Authorization": f"Bearer {name * 43}",
+                    "Fleetlearn-Device": name,
+                    "Fleetlearn-Enrolment": token,
+                }
+                peers.append(await behind.join(name, 0, headers=headers))
+            a, b = peers
+            task = await a.task()
+            monkeypatch.setattr(ServedObjects, "fetch", fetch_slowly)
+            await a.send(report_of(task, update_of(1.0)))
+            await a.send_update(await a.expect(Grant), update_of(1.0))
+            await until(fetching.is_set)
+            operator.revoke("b", time.time())
+            try:
+                assert await b.closed() == 1008
+            finally:
+                go_on.set()
 
 
 @run_async

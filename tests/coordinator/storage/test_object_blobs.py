@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_coordinator.storage import object_blobs
-from fleetlearn_coordinator.storage.arrived import arrived_key, first_number, is_arrived
+from fleetlearn_coordinator.storage.arrived import (
+    arrived_key,
+    first_number,
+    is_arrived,
+    partial_key,
+)
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs, load_model, model_path, spool_path
 from fleetlearn_coordinator.storage.find_blobs import complete_copy
@@ -331,6 +336,19 @@ def test_a_long_update_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
         blobs.write_spool_file(number, 0, content + b"older bytes")
         blobs.settle_spool_files({number: len(content)})
         assert Objects(URL).read(f"uploads/{spool_path(Path(), number).name}.1") == content
+
+
+def test_partial_sums_that_nobody_waits_for_are_removed(tmp_path: Path) -> None:
+    """Such as of a gateway that was lost before it could say that they are there."""
+    objects = Objects(URL)
+    with opened(tmp_path) as blobs:
+        for _ in range(2):
+            for number in (5, 6):
+                objects.put(partial_key(number), b"sum")
+            blobs.drop_orphans((), {5})
+            assert objects.keys("partial") == ["5"]
+        blobs.drop_orphans(())
+    assert not objects.keys("partial")
 
 
 def test_what_devices_may_fetch_is_published_by_the_run_s_blobs(tmp_path: Path) -> None:
