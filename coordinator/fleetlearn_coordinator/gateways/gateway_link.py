@@ -32,7 +32,7 @@ from fleetlearn_coordinator.gateways.wire_version import WIRE, agreed_wire, why_
 from fleetlearn_coordinator.network.driver import ServedRun
 from fleetlearn_coordinator.network.gate import Gate, Offered, RefusalError
 from fleetlearn_coordinator.network.host import SOFTWARE, admit_to_runs, spread
-from fleetlearn_coordinator.network.output_gate import OutputOrder
+from fleetlearn_coordinator.network.output_gate import OutputGate, OutputOrder
 from fleetlearn_coordinator.network.peer_log import logger, say_seldom
 from fleetlearn_coordinator.network.several.turns import Turns
 from fleetlearn_coordinator.rounds.participation_limits import PrivacyLimitError
@@ -131,13 +131,23 @@ class GatewayLink:
         """When the gateway last said something."""
         self._out: list[wire.ToGateway] = []
         self._flushing = False
-        self._order = OutputOrder(self.close)
-        self._is_over = False
+        self._order = OutputOrder(self._cut)
+        self._waits_for: dict[OutputGate, int] = {}
+        """What was said since the last batch waits for these, and for how many of their batches."""
+        self._is_cut = self._is_over = False
 
     # What the engine process says
 
     def say(self, message: wire.ToGateway) -> None:
         """Say this, after what was said before."""
+        if self._is_cut:
+            return
+        for run in self._host.runs.values():
+            gate = run.served.gate
+            # now: until the batch goes, the run may have failed, or be served here no more
+            if not gate.is_open and self._waits_for.get(gate) != gate.begun:
+                self._waits_for[gate] = gate.begun
+                self._order.do(nothing, gate)
         self._out.append(message)
         if not self._flushing:
             self._flushing = True
@@ -165,10 +175,14 @@ class GatewayLink:
         if self._out:
             batch = wire.encode_batch(self._out)
             self._out = []
-            for run in self._host.runs.values():
-                if not run.served.gate.is_open:  # what follows waits for what this waits for
-                    self._order.do(nothing, run.served.gate)
+            self._waits_for.clear()
             self._order.do(partial(self._bus.send, batch), None)
+
+    def _cut(self) -> None:
+        """What was said is lost with its run: the gateway says hello again, and asks again."""
+        self._is_cut = True
+        self._out.clear()
+        self._bus.close()
 
     def writable(self) -> None:
         """Nothing waits here: all that was said is with the bus."""

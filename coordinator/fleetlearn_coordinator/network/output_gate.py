@@ -17,7 +17,7 @@ class OutputGate:
     """The gate of one run."""
 
     def __init__(self) -> None:
-        self._begun = 0
+        self.begun = 0
         """How many batches have begun to be written."""
         self._unsafe: dict[int, None] = {}
         """The numbers of those that are not safe yet, in order."""
@@ -31,12 +31,12 @@ class OutputGate:
 
     def hold(self, held: HeldAction) -> None:
         """Let this pass once all batches that have begun are safe, after what is held already."""
-        self._held.append((self._begun, held))
+        self._held.append((self.begun, held))
 
     def begin(self) -> Action:
         """A batch begins to be written. Returns what is to be called once it is safe."""
-        self._begun += 1
-        number = self._begun
+        self.begun += 1
+        number = self.begun
         self._unsafe[number] = None
         return lambda: self._end(number)
 

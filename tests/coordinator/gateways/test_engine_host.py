@@ -13,7 +13,7 @@ import pytest
 from fleetlearn_coordinator import read_model
 from fleetlearn_coordinator.conversation.pending import Pending
 from fleetlearn_coordinator.gateways import run_behind
-from fleetlearn_coordinator.gateways.gateway_link import GatewayLink
+from fleetlearn_coordinator.gateways.gateway_link import HANDLERS, GatewayLink
 from fleetlearn_coordinator.gateways.published_files import PublishedFiles
 from fleetlearn_coordinator.gateways.wire import (
     AskAnnounce,
@@ -330,6 +330,43 @@ async def test_nothing_is_promised_before_it_is_stored(
         HeldLedger.may_write.set()
         await a.expect(Accepted)
         await until(lambda: not link._questions)
+
+
+@pytest.mark.parametrize("how", ["dropped", "given up"])
+@run_async
+async def test_nothing_is_promised_for_a_run_that_is_served_no_more(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Or that cannot store what it decided: also if that happens before the answer is on its
+    way."""
+
+    def open_ledger(storage: FileStorage, *, power: bool, any_thread: bool) -> HeldLedger:
+        return HeldLedger(storage.folder / DATABASE, power=power, any_thread=True)
+
+    save, ended = GatewayLink._save, asyncio.Event()
+
+    def save_and_end(link: GatewayLink, message: Any) -> None:
+        save(link, message)
+        server.gate.give_up() if how == "given up" else server.host.drop_run(server._served)
+        server.host.ended = True  # as where the run failed
+        ended.set()
+
+    monkeypatch.setattr(FileStorage, "open_ledger", open_ledger)
+    monkeypatch.setitem(HANDLERS, AskSave, save_and_end)
+    HeldLedger.may_write.set()
+    async with gateway_fleet(make_plan(round__goal=2, round__deadline=60.0)) as behind:
+        server, link = behind.server, behind.gateways[0].link
+        a, b = await behind.join("a", 0), await behind.join("b", 0)
+        task, _ = await a.task(), await b.task()
+        await a.send(report_of(task, update_of(1.0)))
+        grant = await a.expect(Grant)
+        HeldLedger.may_write.clear()
+        await a.send_update(grant, update_of(1.0))
+        await ended.wait()
+        for _ in range(50):  # what was said would have come by now
+            await asyncio.sleep(0.001)
+        HeldLedger.may_write.set()
+        assert [type(each.message) for each in link._questions.values()] == [AskSave]
 
 
 @run_async
