@@ -43,7 +43,9 @@ class FleetFiles:
             "local__batch_size": 0,
             "round__goal": goal,
             "round__minimum": goal,
-            "round__gather": 3600.0,
+            # After three failures in a row a device is in doubt, and a round waits this long for
+            # another one in its place.
+            "round__gather": 5.0,
             "round__grace": 30.0,
             "round__deadline": 60.0,
             "round__stall": 30.0,
