@@ -15,6 +15,7 @@ from fleetlearn_export.errors import ExportError
 from fleetlearn_export.export_settings import ExportSettings
 from fleetlearn_export.graphs.half_precision import Compute
 from fleetlearn_export.inspection.memory_budget import memory_budget
+from fleetlearn_export.model.arguments import Targets
 from fleetlearn_export.model.fine_tuning import Trained
 from fleetlearn_export.model.frozen_weights import Stored
 from fleetlearn_export.model.steps import Function
@@ -24,14 +25,14 @@ from fleetlearn_export.written_bundle import Exported, write_exported
 
 def export_bundle(
     model: nn.Module,
-    loss: Function,
-    example: Sequence[Any],
-    path: str | PathLike[str],
+    loss: Function | None = None,
+    example: Sequence[Any] | Mapping[str, Any] | None = None,
+    path: str | PathLike[str] | None = None,
     *,
     step: LocalStep | Function | None = None,
     metrics: Mapping[str, Function] | None = None,
     names: Sequence[str] | None = None,
-    targets: int = 1,
+    targets: Targets = None,
     hyper: Mapping[str, float | None] | None = None,
     features: Function | None = None,
     train: Trained | None = None,
@@ -58,19 +59,24 @@ def export_bundle(
             weights are one parameter. Dropout and other randomness come from a seed that is an
             input of the graph.
         loss: ``loss(outputs, *targets)``, where ``outputs`` is what the model returns: a scalar,
-            the mean over the batch.
+            the mean over the batch. Leave it out if the model returns its loss, as those of
+            transformers do: alone, or in a dict, dataclass or tuple, where it is named ``loss`` or
+            is the only scalar. Such a model is called with the labels too.
         example: Arrays or tensors such as ``(x, y)``: the model's inputs, then the loss's targets.
-            The first axis of each is the examples' and is free in the bundle; the example fixes the
-            other axes and the dtypes. The checks train on these rows, of real data: two are enough,
-            and of more than four, four are used.
+            Or a dict such as ``{"input_ids": ..., "labels": ...}``: the model is called with its
+            arrays by name. The first axis of each is the examples' and is free in the bundle; the
+            example fixes the other axes and the dtypes. The checks train on these rows, of real
+            data: two are enough, and of more than four, four are used.
         step: The optimizer step compiled into the bundle; plain SGD unless given. Or a step of your
             own, a function ``(params, state, batch, hyper) -> params, state, metrics`` in PyTorch;
             see ``fleetlearn_export.model.steps``.
         metrics: Name -> ``metric(outputs, *targets)``: a scalar, the mean over the batch, or a
             value for each example.
         names: The names of the example's arrays; ``x`` and ``y`` unless given, numbered (``x0``,
-            ``x1``) if several.
-        targets: How many of the example's arrays, the last ones, are the loss's targets.
+            ``x1``) if several. A dict has its own.
+        targets: How many of the example's arrays, the last ones, are labels, which the loss and
+            the metrics get; 1 unless given. Of a dict: their names; unless given, each with "label"
+            in it, ``y``, ``target``, ``targets``, ``start_positions`` and ``end_positions``.
         hyper: Default values of the step's hyper-parameters. A LocalStep's ``lr`` has no default:
             the plan must give it. A step of your own has exactly these; None means that the plan
             must give a value.
@@ -122,6 +128,17 @@ def export_bundle(
     Raises ExportError; the text names the operator or parameter, its location in the user's code,
     and what to do.
     """
+    if example is None or path is None:
+        missing = " and ".join(
+            name for name, value in {"example": example, "path": path}.items() if value is None
+        )
+        raise TypeError(f"export_bundle needs {missing}")
+    if split is not None and (loss is None or isinstance(example, Mapping)):
+        given = "an example that is a dict" if loss is not None else "a model that returns its loss"
+        raise ExportError(
+            f"split= and {given}; a split model has loss=, a function of its outputs and the "
+            "labels, and an example that is a tuple such as (x, y)"
+        )
     settings = ExportSettings(
         step=step if step is not None else LocalStep(),
         features=features,
@@ -154,7 +171,7 @@ def export_bundle(
         preprocessing=preprocessing,
         name=name,
     )
-    if split is None or part_steps is None:
+    if split is None or part_steps is None or loss is None or isinstance(example, Mapping):
         return exported
     parts = export_split(
         model,
@@ -165,7 +182,7 @@ def export_bundle(
         part_steps,
         metrics=metrics,
         names=names,
-        targets=targets,
+        targets=targets if isinstance(targets, int) else 1,
     )
     difference = max(exported.difference, parts.difference)
     return exported._replace(parts=parts, difference=difference)

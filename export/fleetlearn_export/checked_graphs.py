@@ -36,7 +36,7 @@ from fleetlearn_export.graphs.conversion import (
     to_onnx,
     write_with_parameters,
 )
-from fleetlearn_export.graphs.emitted import Emitted, emitted, part, written
+from fleetlearn_export.graphs.emitted import Emitted, drop_unused, emitted, part, written
 from fleetlearn_export.graphs.half_precision import (
     in_float32,
     with_every_rounding,
@@ -291,6 +291,7 @@ def evaluation_graphs(
             uncoded = copied(graph)
         code_weights(graph, settings.frozen, constants, for_people=name == INFER)
         if name == INFER:
+            drop_unused(graph, user.labels())
             offsets = write_with_parameters(graph, step.values, constants, infer)
         else:
             files[name] = serialised(graph, constants)

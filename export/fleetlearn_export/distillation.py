@@ -45,6 +45,12 @@ def distillation_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``export_distillation`` for the model of ``export_bundle``'s
     ``arguments``, without path."""
     found = {name: value for name, value in arguments.items() if name in KEPT}
+    if isinstance(arguments["example"], Mapping) or arguments.get("loss") is None:
+        raise ExportError(
+            "distillation takes a model that returns logits, loss= beside it, and an example that "
+            "is a tuple such as (x, y); a model that returns its loss, or an example that is a "
+            "dict, was given"
+        )
     inputs = len(arguments["example"]) - arguments.get("targets", 1)
     found["example"] = arguments["example"][:inputs]
     if arguments.get("names") is not None:

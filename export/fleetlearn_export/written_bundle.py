@@ -48,7 +48,7 @@ from fleetlearn_export.export_settings import ExportSettings
 from fleetlearn_export.feature_graphs import FeatureGraphs, feature_graphs
 from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET
 from fleetlearn_export.graphs.frozen_file import with_frozen_file, write_safetensors
-from fleetlearn_export.model.arguments import array_row
+from fleetlearn_export.model.arguments import Targets, arranged, array_row
 from fleetlearn_export.model.checked_user_model import make_user_model
 from fleetlearn_export.model.fine_tuning import fine_tuning, freezing
 from fleetlearn_export.model.frozen_weights import (
@@ -57,6 +57,7 @@ from fleetlearn_export.model.frozen_weights import (
     rounded,
 )
 from fleetlearn_export.model.on_disk import on_disk
+from fleetlearn_export.model.returned_loss import called_by_name
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
@@ -114,14 +115,14 @@ class Exported(NamedTuple):
 
 def write_exported(
     model: nn.Module,
-    loss: Function,
-    example: Sequence[Any],
+    loss: Function | None,
+    example: Sequence[Any] | Mapping[str, Any],
     path: str | PathLike[str],
     settings: ExportSettings,
     *,
     metrics: Mapping[str, Function] | None = None,
     names: Sequence[str] | None = None,
-    targets: int = 1,
+    targets: Targets = None,
     preprocessing: Preprocessing | dict[str, Any] | str | PathLike[str] | None = None,
     name: str | None = None,
 ) -> Exported:
@@ -133,8 +134,19 @@ def write_exported(
     prepared = None if preprocessing is None else _checked_preprocessing(preprocessing)
     with ExitStack() as changed:
         # What is entered here lasts to the end: the model is then as it was before the export.
+        given = arranged(example, names, targets, returns_loss=loss is None)
+        if isinstance(model, nn.Module):
+            changed.enter_context(called_by_name(model, given.by_name))
         changed.enter_context(fine_tuning(model, settings.train))
-        user = make_user_model(model, loss, example, dict(metrics or {}), names, targets, features)
+        user = make_user_model(
+            model,
+            loss,
+            given.arrays,
+            dict(metrics or {}),
+            given.names,
+            given.targets,
+            features,
+        )
         if prepared is not None:
             split = settings.split
             of_data = [name for name in user.batch if split is None or name != GRADIENT]

@@ -18,11 +18,13 @@ def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [
         re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL) for page in PAGES
     ]
-    assert [len(found) for found in blocks] == [1, 1]
+    assert [len(found) for found in blocks] == [1, 2]
     names: dict[str, object] = {}
     for block in (*blocks[0], *blocks[1]):
         exec(compile(block, "a page's example", "exec"), names)
     assert open_bundle("digits.bundle").manifest.metrics == ("accuracy",)
+    texts = open_bundle("texts.bundle").manifest
+    assert [row.name for row in texts.batch] == ["input_ids", "labels"]
     manifest = open_bundle("lion.bundle").manifest
     assert manifest.references == ("anchor",)
     assert len(manifest.state) == 4

@@ -251,7 +251,7 @@ class PyTorchTraining:
         rule, user = self.step.rule, self.source
         leaves = {name: tensors[name] for name in self.leaves}
         arrays = [given[f"batch.{name}"].clone() for name in user.batch]
-        inputs, targets = arrays[: len(user.inputs())], arrays[len(user.inputs()) :]
+        inputs, targets = user.divided(arrays)
 
         def evaluate() -> Tensors:
             outputs = user.model(*inputs)

@@ -124,8 +124,8 @@ def _backward(target: Tensor, rows: Mapping[str, Tensor], gradients: OnDisk) -> 
 def _loss(user: UserModel, features: Function | None, batch: Tensors) -> Tensor:
     """Return the loss on a batch, with what a contrastive step differentiates besides it."""
     arrays = [value.clone() for value in batch.values()]
-    count = len(user.inputs())
+    inputs, targets = user.divided(arrays)
     with plain_kernels():
-        outputs = user.model(*arrays[:count])
-        loss: Tensor = user.loss(outputs, *arrays[count:])
+        outputs = user.model(*inputs)
+        loss: Tensor = user.loss(outputs, *targets)
         return loss if features is None else loss + features(outputs).sum()

@@ -93,6 +93,15 @@ def part(emission: Emission, inputs: Mapping[str, str], outputs: Sequence[str]) 
     return _cleaned(model, list(outputs))
 
 
+def drop_unused(graph: onnx.ModelProto, names: Sequence[str]) -> None:
+    """Take those of these inputs out of the graph that no node reads: labels of which no output of
+    the model depends."""
+    read = {name for node in graph.graph.node for name in node.input}
+    kept = [row for row in graph.graph.input if row.name in read or row.name not in names]
+    del graph.graph.input[:]
+    graph.graph.input.extend(kept)
+
+
 def _cleaned(model: ir.Model, outputs: list[str]) -> onnx.ModelProto:
     with as_export_error("the emitted graph cannot be cleaned"):
         return clean(model, outputs)

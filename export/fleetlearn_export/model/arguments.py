@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.model.gradient_hooks import refuse_accumulation_hooks
+from fleetlearn_export.model.returned_loss import label_names
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
 
@@ -85,6 +86,65 @@ def check_name(what: str, name: object, kind: Any = Name) -> None:
         raise ExportError(f"{what} name {name!r}: {error}") from None
 
 
+Targets = int | Sequence[str] | None
+"""How many of the example's last arrays are labels; of a dict their names. None: the last one, or
+those of a dict that are called as labels are."""
+
+
+class Arranged(NamedTuple):
+    """An example as all of the export takes it: the inputs, then the labels."""
+
+    arrays: tuple[Any, ...]
+    names: list[str] | None
+    """None: those that arrays without names have."""
+    targets: int
+    """How many of the arrays are labels."""
+    by_name: list[str] | None
+    """What the model is called with, if it is given by name."""
+
+
+def arranged(
+    example: Any, names: Sequence[str] | None, targets: Targets, *, returns_loss: bool
+) -> Arranged:
+    """Return the arguments of ``export_bundle`` in one form. ``returns_loss``: the model is called
+    with the labels too. Raises ExportError."""
+    if not isinstance(example, Mapping):
+        if targets is not None and not isinstance(targets, int):
+            raise ExportError(
+                f"targets={targets!r} are names, and the example is a {type(example).__name__}; "
+                "expected how many of its arrays, the last ones, are labels, or an example that is "
+                "a dict"
+            )
+        count = 1 if targets is None else targets
+        return Arranged(example, None if names is None else list(names), count, None)
+    among = list(example)
+    if names is not None:
+        raise ExportError(
+            f"names={list(names)} were given, and the example is a dict, whose keys "
+            f"{', '.join(map(str, among))} are the names: leave names= out"
+        )
+    if isinstance(targets, int | str):
+        raise ExportError(
+            f"targets={targets!r} was given, and the example is a dict; expected the labels' names "
+            f"in a list, of {', '.join(map(str, among))}"
+        )
+    labels = label_names(among) if targets is None else list(targets)
+    if unknown := [name for name in labels if name not in example]:
+        raise ExportError(
+            f"targets= names {', '.join(map(str, unknown))}; the example has "
+            f"{', '.join(map(str, among))}"
+        )
+    if targets is None and not labels and not returns_loss:
+        raise ExportError(
+            f"no array of the example is called as labels are: {', '.join(map(str, among))}. Say "
+            'which ones loss= gets, such as targets=["tags"], or targets=[] if it gets none'
+        )
+    inputs = [name for name in among if name not in labels]
+    order = [*inputs, *(name for name in among if name in labels)]
+    arrays = tuple(example[name] for name in order)
+    return Arranged(arrays, order, len(labels), order if returns_loss else inputs)
+
+
 def named_batch(
     example: Sequence[Any], names: Sequence[str] | None, targets: int
 ) -> dict[str, Tensor]:
@@ -92,7 +152,8 @@ def named_batch(
     ExportError."""
     if isinstance(example, Tensor) or not isinstance(example, Sequence):
         raise ExportError(
-            f"the example is a {type(example).__name__}; expected a tuple of arrays such as (x, y)"
+            f"the example is a {type(example).__name__}; expected a tuple of arrays such as "
+            "(x, y), or a dict of arrays by name"
         )
     if not 0 <= targets < len(example):
         raise ExportError(
@@ -106,7 +167,7 @@ def named_batch(
     if (
         len(names) != len(example)
         or len(set(names)) != len(names)
-        or not all(map(str.isidentifier, names))
+        or not all(isinstance(name, str) and name.isidentifier() for name in names)
     ):
         raise ExportError(
             f"names {names} for an example of {len(example)} arrays; expected one identifier for "

@@ -68,7 +68,7 @@ def _run_backwards(
     batch = {name: torch.cat([array, array[:1]])[:size] for name, array in user.batch.items()}
     leaves = {name: value for name, value in user.model.named_parameters() if value.requires_grad}
     arrays = tuple(batch.values())
-    inputs, targets = arrays[: len(user.inputs())], arrays[len(user.inputs()) :]
+    inputs, targets = user.divided(arrays)
     outputs = user.model(*inputs)
     loss = user.loss(outputs, *targets)
     if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():

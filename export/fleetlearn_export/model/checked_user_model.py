@@ -24,6 +24,7 @@ from fleetlearn_export.model.on_disk import on_disk
 from fleetlearn_export.model.other_random import without_other_random
 from fleetlearn_export.model.random_evaluation import DropoutRefused, drawn_from_fixed_seed
 from fleetlearn_export.model.refused_habits import AutocastRefused, refuse_growing_attributes
+from fleetlearn_export.model.returned_loss import returned_loss
 from fleetlearn_export.model.source_locations import as_export_error
 from fleetlearn_export.model.steps import Function
 from fleetlearn_export.model.user_model import (
@@ -41,7 +42,7 @@ skipped once in ten times."""
 
 def make_user_model(
     model: nn.Module,
-    loss: Function,
+    loss: Function | None,
     example: Sequence[Any],
     metrics: Mapping[str, Function],
     names: Sequence[str] | None,
@@ -50,10 +51,13 @@ def make_user_model(
 ) -> UserModel:
     """Check everything that can be checked before tracing. Raises ExportError.
 
+    loss: None if the model returns it; it is then called with the labels too.
     features: what a contrastive step differentiates besides the loss.
     """
+    returns_loss, loss = loss is None, returned_loss if loss is None else loss
     check_kinds(model, loss, metrics)
-    user = UserModel(model, loss, metrics, named_batch(example, names, targets), targets)
+    batch = named_batch(example, names, targets)
+    user = UserModel(model, loss, metrics, batch, targets, returns_loss)
     check_parameters(model, loss)
     user = _checked_by_running(user, features)
     return _checked_in_evaluation(user)
@@ -142,7 +146,7 @@ def _checked_in_evaluation(user: UserModel) -> UserModel:
 
     def evaluate(times: int) -> tuple[dict[str, Tensor | str], float, dict[str, Tensor], int]:
         arrays = tuple(torch.cat([array[:SMALL_BATCH]] * times) for array in user.batch.values())
-        inputs, targets = arrays[: len(user.inputs())], arrays[len(user.inputs()) :]
+        inputs, targets = user.divided(arrays)
         with DropoutRefused(), drawn_from_fixed_seed() as seeded:
             outputs = user.outputs(inputs)
             described: dict[str, Tensor | str] = {

@@ -293,7 +293,7 @@ def make_train_step(
         user.loss,
         user.metrics,
         list(user.inputs()),
-        list(user.batch)[len(user.inputs()) :],
+        user.labels(),
         list(trained),
         [name for name in values if name in buffers],
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fleetlearn_export.model.random_evaluation import drawn_from_fixed_seed
+from fleetlearn_export.model.returned_loss import fields
 from fleetlearn_export.model.stateless import attributes_restored, functional_call
 from fleetlearn_export.model.steps import Function
 
@@ -28,7 +29,9 @@ class UserModel(NamedTuple):
     batch: dict[str, Tensor]
     """Rows of the example by name: from two to MOST. Each array is a copy of the user's."""
     targets: int
-    """How many of the batch's last arrays go to the loss, not to the model."""
+    """How many of the batch's last arrays are labels: they go to the loss and the metrics."""
+    returns_loss: bool = False
+    """Whether the model computes the loss itself: it is called with the labels too."""
     without_gradient: tuple[str, ...] = ()
     """Names of parameters with ``requires_grad`` on which the loss does not depend, as torch.optim
     skips them."""
@@ -49,7 +52,18 @@ class UserModel(NamedTuple):
     example."""
 
     def inputs(self) -> dict[str, Tensor]:
+        """Return the arrays that the model is called with."""
+        return self.batch if self.returns_loss else self.without_labels()
+
+    def without_labels(self) -> dict[str, Tensor]:
         return dict(list(self.batch.items())[: len(self.batch) - self.targets])
+
+    def labels(self) -> list[str]:
+        return list(self.batch)[len(self.batch) - self.targets :]
+
+    def divided(self, arrays: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return what the model is called with, and the labels, of a batch's arrays in order."""
+        return tuple(arrays[: len(self.inputs())]), tuple(arrays[len(arrays) - self.targets :])
 
     def small_batch(self) -> dict[str, Tensor]:
         """Return the first SMALL_BATCH rows of the example."""
@@ -95,10 +109,10 @@ class LossModule(nn.Module):
         self.model = user.model
         self.loss = user.loss
         self.metrics = list(user.metrics.values())
-        self.inputs = len(user.batch) - user.targets
 
     def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
-        return self.means(self.model(*batch[: self.inputs]), batch[self.inputs :])
+        inputs, targets = self.user.divided(batch)
+        return self.means(self.model(*inputs), targets)
 
     def means(self, outputs: Any, targets: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         loss = self.loss(outputs, *targets)
@@ -111,10 +125,10 @@ class EvalModule(LossModule):
     (int64)."""
 
     def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
-        return self.sums(self.model(*batch[: self.inputs]), batch)
+        return self.sums(self.model(*self.user.divided(batch)[0]), batch)
 
     def sums(self, outputs: Any, batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        means = self.means(outputs, batch[self.inputs :])
+        means = self.means(outputs, self.user.divided(batch)[1])
         examples = batch[0].new_ones(batch[0].shape[:1], dtype=torch.int64).sum()
         return (*(mean * examples for mean in means), examples)
 
@@ -123,7 +137,7 @@ class EvalInferModule(EvalModule):
     """Maps a batch to what EvalModule gives and, behind that, to what InferModule gives."""
 
     def forward(self, *batch: Tensor) -> tuple[Tensor, ...]:
-        outputs = self.model(*batch[: self.inputs])
+        outputs = self.model(*self.user.divided(batch)[0])
         # before the loss may change them
         named = [value.clone() for value in self.user.kept_outputs(outputs).values()]
         return (*self.sums(outputs, batch), *named)
@@ -143,11 +157,12 @@ class InferModule(nn.Module):
 
 def named_outputs(result: Any, name: str = "output") -> dict[str, Any]:
     """Name the model's outputs: ``output``; ``output_0``, ``output_1``, ... for a tuple;
-    ``output_KEY`` for a dict; and ``output_KEY_0`` for a tuple in a dict. None has no name."""
-    if isinstance(result, Mapping):
-        rows = list(result.items())
-    elif isinstance(result, list | tuple):
+    ``output_KEY`` for a dict or a dataclass; and ``output_KEY_0`` for a tuple in a dict. None has
+    no name."""
+    if isinstance(result, list | tuple):
         rows = list(enumerate(result))
+    elif (named := fields(result)) is not None:
+        rows = list(named.items())
     else:
         return {} if result is None else {name: result}
     return {
