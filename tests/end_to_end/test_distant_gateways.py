@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from distant_site import Site
 from fleetlearn_coordinator.service.training_run import pre_sums
 from nats_server import NatsServer, nats_server
-from object_server import ObjectServer, object_server
+from object_server import ObjectServer, killed_object_server
 from postgres_server import PostgresServer
 from processes import Processes
 
@@ -28,8 +29,8 @@ def bus() -> Iterator[NatsServer]:
 
 
 @pytest.fixture
-def objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    with object_server() as server:
+def objects(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ObjectServer]:
+    with killed_object_server(tmp_path) as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         yield server

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from secrets import token_hex
 
 import psutil
 import pytest
 from fleetlearn_coordinator.service.training_run import pre_sums
 from gateway_processes import check_model, part_of, serve, take_part, write_run
+from object_server import BUCKET, killed_object_server
+from postgres_server import PostgresServer
 from processes import Processes, free_port
 from random_kills import Devices
 
@@ -31,10 +36,17 @@ def test_a_run_of_twenty_devices(run: Processes, tmp_path: Path, gateways: int) 
 
 
 async def kill_some(
-    run: Processes, file: Path, devices: Devices, luck: random.Random, gateways: int
+    run: Processes,
+    file: Path,
+    devices: Devices,
+    luck: random.Random,
+    gateways: int,
+    others: Mapping[str, Callable[[], None]] = {},
 ) -> Counter[str]:
     """Serve a plan to these devices, and kill gateways, the engine process or the supervisor at
-    random, until the run is finished. Returns how many of each were killed."""
+    random, until the run is finished. Returns how many of each were killed. ``others``: kill
+    something else, and start it again."""
+    parts_of_it = ["gateway", "gateway", "--engine", "--engine", "supervisor", *others]
     killed: Counter[str] = Counter()
     async with asyncio.timeout(240), asyncio.TaskGroup() as group:
         for name in devices.names:
@@ -45,8 +57,11 @@ async def kill_some(
             while not devices.alive.is_set() and supervisor.poll() is None:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(luck.uniform(0, 0.3))
-            word = luck.choice(["gateway", "gateway", "--engine", "--engine", "supervisor"])
-            if killed.total() < KILLS and supervisor.poll() is None:
+            word = luck.choice(parts_of_it)
+            if killed.total() < KILLS and word in others:
+                killed[word] += 1
+                await asyncio.to_thread(others[word])
+            elif killed.total() < KILLS and supervisor.poll() is None:
                 victims = [supervisor] if word == "supervisor" else part_of(supervisor, word)
                 parts = part_of(supervisor, "fleetlearn_coordinator")
                 if victims:
@@ -89,6 +104,44 @@ def test_processes_are_killed_that_add_up_updates(
     killed = asyncio.run(kill_some(run, file, devices, random.Random(seed), gateways))
     print(dict(killed))
     check_model(tmp_path, file, devices, rounds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("ledger", ["sqlite", "postgresql"])
+def test_processes_and_the_object_store_are_killed(
+    run: Processes,
+    tmp_path: Path,
+    ledger: str,
+    seed: int,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rounds, luck = 40, random.Random(seed)
+    file, url = write_run(tmp_path, rounds, 6)
+    elsewhere = f'blobs = "s3://{BUCKET}/runs"\n'
+    if ledger == "postgresql":
+        server: PostgresServer = request.getfixturevalue("postgres")
+        name = token_hex(8)
+        server.make_database(name)
+        elsewhere += f'ledger = "{server.url(name)}"\n'
+    with (tmp_path / "service.toml").open("a") as service:
+        service.write(elsewhere)
+    devices = Devices(url, [f"device-{number}" for number in range(6)])
+    with killed_object_server(tmp_path) as objects:
+        for variable, value in objects.environment.items():
+            monkeypatch.setenv(variable, value)
+
+        def kill_it() -> None:
+            objects.stop()
+            time.sleep(luck.choice([0.0, 1.0]))
+            objects.start()
+
+        others = {"store": kill_it}
+        killed = asyncio.run(kill_some(run, file, devices, luck, 2, others))
+        print(dict(killed))
+        check_model(tmp_path, file, devices, rounds)
+        assert any("/uploads/" in name for name in objects.names())
 
 
 @pytest.mark.slow

@@ -6,20 +6,15 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sqlite3
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from fleetlearn_coordinator import Plan, read_model
-from fleetlearn_coordinator.storage.find_storage import find_storage
-from fleetlearn_coordinator.storage.postgres_database import PostgresDatabase
-from fleetlearn_coordinator.storage.postgres_storage import PostgresStorage
-from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
+from gateway_processes import accepted_in
 from nats_server import NatsServer
 from object_server import BUCKET, ObjectServer
 from peers import SIZE, plan_text, write_test_bundle
@@ -111,8 +106,7 @@ class Site:
             self.start_gateway(number)
 
     def kill(self, part: str, luck: random.Random) -> None:
-        """SIGKILL a part, and start it again, perhaps a little later. The object store is cut off
-        in place of killed: it keeps what it has."""
+        """SIGKILL a part, and start it again, perhaps a little later."""
         pause = luck.choice([0.0, 0.3])
         match part:
             case "engine":
@@ -171,14 +165,3 @@ class Site:
 def kill(process: Any) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
-
-
-def accepted_in(folder: Path) -> list[tuple[str, int, int]]:
-    """Return the task, the round and the staleness of each accepted update."""
-    query = "SELECT task, round, staleness FROM tasks WHERE state='accepted'"
-    storage = find_storage(folder)
-    if isinstance(storage, PostgresStorage):
-        with closing(PostgresDatabase(storage.run, application="test")) as db:
-            return [tuple(row) for row in db.execute(query).fetchall()]
-    with sqlite3.connect(folder / DATABASE) as ledger:
-        return ledger.execute(query).fetchall()

@@ -6,11 +6,15 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psutil
 from fleetlearn_coordinator import Plan, read_model
+from fleetlearn_coordinator.storage.find_storage import find_storage
+from fleetlearn_coordinator.storage.postgres_database import PostgresDatabase
+from fleetlearn_coordinator.storage.postgres_storage import PostgresStorage
 from fleetlearn_coordinator.storage.sqlite_ledger import DATABASE
 from peers import SIZE, plan_text, write_test_bundle
 from processes import Processes, free_port, service_file
@@ -62,13 +66,21 @@ async def take_part(devices: Devices, supervisor: Any) -> None:
 def check_model(folder: Path, file: Path, devices: Devices, rounds: int) -> None:
     """Check that what was acknowledged counts, once, and that the model is made of it."""
     version, model = read_model(folder / "run")
-    with sqlite3.connect(folder / "run" / DATABASE) as ledger:
-        found = ledger.execute(
-            "SELECT task, round, staleness FROM tasks WHERE state='accepted'"
-        ).fetchall()
+    found = accepted_in(folder / "run")
     assert version == rounds
     assert {*devices.acknowledged} <= {task for task, _, _ in found}, "an update was lost"
     assert len(devices.acknowledged) == len({*devices.acknowledged}), "or acknowledged twice"
     counted = Counter(number for _, number, _ in found)
     assert counted == dict.fromkeys(range(1, rounds + 1), len(devices.names))
     assert by_hand(Plan.load(file), found, rounds).tobytes() == model.tobytes()
+
+
+def accepted_in(folder: Path) -> list[tuple[str, int, int]]:
+    """Return the task, the round and the staleness of each accepted update."""
+    query = "SELECT task, round, staleness FROM tasks WHERE state='accepted'"
+    storage = find_storage(folder)
+    if isinstance(storage, PostgresStorage):
+        with closing(PostgresDatabase(storage.run, application="test")) as db:
+            return [tuple(row) for row in db.execute(query).fetchall()]
+    with sqlite3.connect(folder / DATABASE) as ledger:
+        return ledger.execute(query).fetchall()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import obstore
 from moto.server import ThreadedMotoServer
@@ -11,6 +16,7 @@ from obstore.store import S3Store
 from processes import free_port
 
 BUCKET = "fleet-bucket"
+LASTING = Path(__file__).with_name("lasting_object_server.py")
 
 
 class ObjectServer:
@@ -42,6 +48,44 @@ class ObjectServer:
         }
         store = S3Store(BUCKET, region="us-east-1", client_options={"allow_http": True}, **config)
         return [each["path"] for page in obstore.list(store) for each in page]
+
+
+class KilledObjectServer(ObjectServer):
+    """A process that is killed with SIGKILL where the other one stops. Its objects are in a
+    folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        super().__init__()
+
+    def start(self) -> None:
+        """Start the server, and wait until it answers."""
+        place = [str(self._folder / "objects"), "127.0.0.1", str(self._port), BUCKET]
+        with (self._folder / "object-server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(LASTING), *place], stdout=log, stderr=log
+            )
+        until = time.monotonic() + 60
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 1):
+                return
+            assert self.process.poll() is None, (self._folder / "object-server.log").read_text()
+            assert time.monotonic() < until, "the object server does not answer"
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def killed_object_server(folder: Path) -> Iterator[KilledObjectServer]:
+    """As ``object_server``, with its objects below a folder."""
+    server = KilledObjectServer(folder)
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 @contextmanager

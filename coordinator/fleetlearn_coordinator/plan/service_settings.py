@@ -386,6 +386,13 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                     "identities: a gateway on another machine asks the engine process who may "
                     "connect, whose service file names them. Leave identities out here"
                 )
+            if settings.bus is not None and settings.runs is not None:
+                raise ValueError(
+                    "bus and runs do not go together: over the bus gateways on other machines "
+                    "reach one plan's run, and runs names a folder of several. Leave bus out "
+                    "(gateways = 2 has gateways on this machine for all runs), or leave runs out "
+                    "and serve each plan by a process and a service file of its own"
+                )
             check_bus(settings.bus, settings.nats, settings.blobs, is_gateway=is_gateway)
             if settings.admin is not None:
                 _check_admin(settings, settings.admin)

@@ -25,7 +25,7 @@ from fleetlearn_coordinator.network.gate import Gate
 from fleetlearn_coordinator.network.host import Host, spread
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
 from fleetlearn_coordinator.plan.scaled_plan import scale_plan
-from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.service.admin_api import administrators_port
 from fleetlearn_coordinator.service.canary.about import about_of
@@ -116,9 +116,6 @@ async def hosting(
     """Serve the runs of a service, with their data directories open and the host listening, until
     the block is left. ``stopping``: returns whether the process was told to stop."""
     assert service.runs is not None
-    if service.bus is not None:
-        text = "bus does not go with runs: it is about one plan. Leave bus out, or serve one plan"
-        raise ServiceError(Code.BAD_MESSAGE, text)
     with closing(Runs(service.runs)) as wanted, wanted.lock():
         identities = None if service.identities is None else open_identities(service.identities)
         try:

@@ -230,6 +230,7 @@ STORE = 'blobs = "s3://bucket/fleet"\n'
         ('bus = "http://host:4222"\n' + STORE, "bus takes the address of a NATS server"),
         ('bus = "nats://a:4222,b:4222"\n' + STORE, "several with commas"),
         ('bus = "nats://host:4222"\n', "bus needs blobs"),
+        ('runs = "runs"\nbus = "nats://host"\n' + STORE, "bus and runs do not go together"),
         ('[nats]\nprefix = "a"\n', r"\[nats\] is about the bus, which is missing"),
         ('[gateway]\nrun = "digits"\n', r"\[gateway\] .* add bus"),
         ('[nats]\nuser = "me"\n', "nats.user and nats.password_file go together"),
