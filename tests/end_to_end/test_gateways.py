@@ -45,8 +45,10 @@ async def kill_some(
 ) -> Counter[str]:
     """Serve a plan to these devices, and kill gateways, the engine process or the supervisor at
     random, until the run is finished. Returns how many of each were killed. ``others``: kill
-    something else, and start it again."""
-    parts_of_it = ["gateway", "gateway", "--engine", "--engine", "supervisor", *others]
+    something else, and start it again; each is killed at least once."""
+    usual = ["gateway", "gateway", "--engine", "--engine", "supervisor", *others]
+    to_kill = [*others, *luck.choices(usual, k=KILLS - len(others))]
+    luck.shuffle(to_kill)
     killed: Counter[str] = Counter()
     async with asyncio.timeout(240), asyncio.TaskGroup() as group:
         for name in devices.names:
@@ -57,15 +59,14 @@ async def kill_some(
             while not devices.alive.is_set() and supervisor.poll() is None:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(luck.uniform(0, 0.3))
-            word = luck.choice(parts_of_it)
-            if killed.total() < KILLS and word in others:
-                killed[word] += 1
+            if to_kill and (word := to_kill[-1]) in others:
+                killed[to_kill.pop()] += 1
                 await asyncio.to_thread(others[word])
-            elif killed.total() < KILLS and supervisor.poll() is None:
+            elif to_kill and supervisor.poll() is None:
                 victims = [supervisor] if word == "supervisor" else part_of(supervisor, word)
                 parts = part_of(supervisor, "fleetlearn_coordinator")
                 if victims:
-                    killed[word] += 1
+                    killed[to_kill.pop()] += 1
                     luck.choice(victims).send_signal(signal.SIGKILL)
                 if word == "supervisor":
                     await asyncio.to_thread(supervisor.wait)
@@ -140,6 +141,7 @@ def test_processes_and_the_object_store_are_killed(
         others = {"store": kill_it}
         killed = asyncio.run(kill_some(run, file, devices, luck, 2, others))
         print(dict(killed))
+        assert killed["store"], "the run did not end before"
         check_model(tmp_path, file, devices, rounds)
         assert any("/uploads/" in name for name in objects.names())
 
