@@ -7,12 +7,14 @@ where the store's own tools do: in the environment, or from the machine.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fleetlearn_protocol.errors import Code, in_words
 
@@ -25,6 +27,11 @@ TIMEOUT = timedelta(minutes=10)
 """That one request may take: a model is read by one, and written by one for each 5 MiB."""
 PATIENCE = timedelta(seconds=60)
 """For which a request is tried again."""
+ON_THE_WAY = "HTTP error: "
+"""In obstore's errors: the store gave no whole answer."""
+PAUSE = 0.2
+"""Seconds before a request is made again here."""
+Answer = TypeVar("Answer")
 
 
 class Objects:
@@ -75,22 +82,50 @@ class Objects:
             text = f"{self.name(key)} cannot be {what} now: {in_words(error)}"
             raise StoreUnavailableError(Code.BUSY, text) from None
 
+    def _ask(self, what: str, key: str, request: Callable[[], Answer]) -> Answer:
+        """Return what a request returns that may be made twice. Raises as ``_named``.
+
+        obstore tries again what is safe for any request by HTTP. A POST, or an answer that breaks
+        off, is not: where a store dies while it removes an object, for example."""
+        until = time.monotonic() + PATIENCE.total_seconds()
+
+        def attempt() -> Answer | None:
+            try:
+                return request()
+            except self._obstore.exceptions.GenericError as error:
+                if ON_THE_WAY not in str(error) or time.monotonic() > until:
+                    raise
+                return None
+
+        with self._named(what, key):
+            while (found := attempt()) is None:
+                time.sleep(PAUSE)
+            return found
+
     def put(self, key: str, content: Path | bytes | Iterable[bytes]) -> None:
         """Write an object, whole or not at all. One that is there is replaced. Raises StoreError
         (unknown-content) where there is no such bucket, StoreUnavailableError, and what iterating
         raises."""
-        with self._named("written", key):
+
+        def write() -> Any:
             try:
-                self._obstore.put(self._store, key, content)
+                return self._obstore.put(self._store, key, content)
             except FileNotFoundError:
                 text = f"{self.where}: there is no such bucket; make it with the store's own tools"
                 raise StoreError(Code.UNKNOWN_CONTENT, text) from None
 
+        if isinstance(content, Path | bytes):
+            self._ask("written", key, write)
+        else:  # it can be read once
+            with self._named("written", key):
+                write()
+
     def read(self, key: str) -> bytes | None:
         """Return a small object's bytes; None: it is not there. Raises StoreUnavailableError."""
         try:
-            with self._named("read", key):
-                return bytes(self._obstore.get(self._store, key).bytes())
+            return self._ask(
+                "read", key, lambda: bytes(self._obstore.get(self._store, key).bytes())
+            )
         except StoreUnavailableError:
             raise
         except StoreError:
@@ -101,14 +136,16 @@ class Objects:
         Raises StoreError (unknown-content) where there is no such object, StoreUnavailableError,
         OSError."""
         draft = path.with_name(f"{path.name}.{token_hex(8)}.draft")  # others may fetch it, too
+
+        def write() -> Path:
+            found = self._obstore.get(self._store, key)
+            with draft.open("wb") as file:
+                for part in found.stream(min_chunk_size=2**20):
+                    file.write(part)
+            return draft
+
         try:
-            with self._named("read", key):
-                found = self._obstore.get(self._store, key)
-                parts = found.stream(min_chunk_size=2**20)
-                with draft.open("wb") as file:
-                    for part in parts:
-                        file.write(part)
-            draft.replace(path)
+            self._ask("read", key, write).replace(path)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
@@ -117,8 +154,11 @@ class Objects:
         """Return ``size`` bytes of an object from ``begin`` on, fewer where it ends before that.
         ``begin``: less than its size. Raises StoreError (unknown-content) where there is no such
         object, StoreUnavailableError."""
-        with self._named("read", key):
-            return bytes(self._obstore.get_range(self._store, key, start=begin, length=size))
+        return self._ask(
+            "read",
+            key,
+            lambda: bytes(self._obstore.get_range(self._store, key, start=begin, length=size)),
+        )
 
     def url(self, key: str, seconds: float) -> str:
         """Return a URL by which anybody can GET an object for ``seconds`` from now on. It has no
@@ -132,9 +172,7 @@ class Objects:
         """Return how many bytes an object has; None: it is not there. Raises
         StoreUnavailableError."""
         try:
-            with self._named("read", key):
-                size: int = self._obstore.head(self._store, key)["size"]
-                return size
+            return int(self._ask("read", key, lambda: self._obstore.head(self._store, key)["size"]))
         except StoreUnavailableError:
             raise
         except StoreError:
@@ -143,20 +181,24 @@ class Objects:
     def keys(self, folder: str) -> list[str]:
         """Return the names of the objects below a folder, without the folder's; "": of all. Raises
         StoreUnavailableError."""
-        with self._named("listed", folder):
-            pages = list(self._obstore.list(self._store, folder or None))
+        pages = self._ask(
+            "listed", folder, lambda: list(self._obstore.list(self._store, folder or None))
+        )
         return [each["path"].removeprefix(f"{folder}/") for page in pages for each in page]
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove these objects, if they are there. Raises StoreUnavailableError."""
         for key in keys:
             try:
-                with self._named("removed", key):
-                    self._obstore.delete(self._store, key)
+                self._ask("removed", key, partial(self._remove_one, key))
             except StoreUnavailableError:
                 raise
             except StoreError:
                 pass
+
+    def _remove_one(self, key: str) -> bool:
+        self._obstore.delete(self._store, key)
+        return True
 
 
 def _short(error: BaseException) -> str:
