@@ -21,7 +21,7 @@ from fleetlearn_coordinator.rounds.commands import (
     Revived,
 )
 from fleetlearn_coordinator.rounds.engine import Engine
-from fleetlearn_coordinator.rounds.selection_rules import SelectionRules, Stated
+from fleetlearn_coordinator.rounds.selection_rules import Oort, SelectionRules, Stated
 from fleetlearn_coordinator.rounds.settings import (
     FitSettings,
     RegionSettings,
@@ -353,6 +353,36 @@ def test_what_the_run_waits_for_in_words() -> None:
     assert "south has failed" in waits_for(engine, 20.0)
     paused = engine.regional.in_numbers(inf, 20.0) if engine.regional else []
     assert [each.seconds for each in paused] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "chosen_by",
+    [
+        SelectionRules(strategy="power-of-choice", candidates=4.0),
+        SelectionRules(
+            strategy="oort", oort=Oort(10.0, 1.0, exploration=0.0, least_exploration=0.0)
+        ),
+    ],
+    ids=lambda rules: str(rules.strategy),
+)
+def test_the_largest_losses_are_looked_for_in_each_region(chosen_by: SelectionRules) -> None:
+    """A region with few devices beside one with many: candidates of both together would nearly all
+    be of the large one, and the small one's tasks would go to anybody."""
+    rules = RULES._replace(selection=chosen_by)
+    engine = Engine(rules)
+    small, large = [f"n{number}" for number in range(12)], [f"s{number}" for number in range(600)]
+    for place, device in enumerate([*large, *small]):
+        # the largest losses of all are in the large region
+        loss = 1000.0 if device in large else 100.0 if place >= 609 else 1.0
+        ruled(engine).memory.give(device, 0, ())
+        ruled(engine).learn(device, 0, loss, 10, 1.0)
+    engine.paused = True
+    for device in [*large, *small]:
+        check_in(engine, device, 0.0)
+    engine.paused = False
+    commands = engine.tick(rules.gather)
+    given = {each.device for each in commands if isinstance(each, Assign)} & {*small}
+    assert given == {"n9", "n10", "n11"}
 
 
 DEVICES = st.sampled_from([f"{region}{number}" for region in "nsx" for number in range(4)])

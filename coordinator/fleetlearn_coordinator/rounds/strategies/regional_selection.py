@@ -33,6 +33,13 @@ class RegionalQuotas(Quotas):
         return Quotas.left(self, label)
 
 
+class OneRegion(RegionalQuotas):
+    """Quotas that leave all devices of one region room, and no others."""
+
+    def left(self, label: str) -> int:
+        return RegionalQuotas.left(self, label) if label.startswith(PREFIX) else 1
+
+
 @dataclass(slots=True)
 class RegionalSelection(RuledSelection):
     """``RuledSelection`` where rounds have regions. Which one a device is in is among what it
@@ -118,6 +125,11 @@ class RegionalSelection(RuledSelection):
     def _set_region(self, region: str | None) -> None:
         assert isinstance(self.quotas, RegionalQuotas)
         self.quotas.region = region
+
+    def _all_quotas(self) -> Quotas:
+        """Those who have the largest losses, or utilities, are looked for among devices of the
+        region: others would leave it few candidates, or none."""
+        return OneRegion({}, self.quotas.size, region=self._chosen_for.name)
 
     @property
     def _chosen_for(self) -> RegionSettings:

@@ -194,13 +194,17 @@ class RuledSelection(Selection):
                 place -= len(names)
         return chosen
 
+    def _all_quotas(self) -> Quotas | None:
+        """Return what keeps devices from being candidates at all. None: nothing."""
+        return None
+
     def _take_by_loss(self, pools: Pools, draws: Sequence[int]) -> list[str]:
         """Power-of-choice after Cho, Wang and Joshi, "Towards Understanding Biased Client Selection
         in Federated Learning" (arXiv 2010.01243), the variant rpow-d: candidates are drawn in
         proportion to their examples, and those are taken whose last reported losses are the
         largest. A device that has not reported comes first."""
         count = ceil(self.rules.candidates * len(draws))
-        drawn = pools.take(list(islice(stream(draws[0]), count)), None)
+        drawn = pools.take(list(islice(stream(draws[0]), count)), self._all_quotas())
         losses = {device: self._last_loss(device) for device in drawn}
         chosen = list[str]()
         # stable: the first drawn of equals
@@ -257,10 +261,12 @@ class RuledSelection(Selection):
         rules, records = self.rules.oort, self.memory.records
         assert rules is not None
         assert self.pacer is not None
+        kept_out = self._all_quotas()
         usable = {
             name: records[name]
             for name in pools.explored()
             if records[name].tasks < rules.most_tasks
+            and (kept_out is None or kept_out.has_room(pools.labels(name)))
         }
         found = oort.utilities(
             usable, self.next_round, self.pacer.preferred, rules, self.rules.most_examples
