@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
+from ipaddress import IPv6Address, ip_address
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from fleetlearn_protocol.addresses import is_loopback
 
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?|[0-9a-f:.]+")
+_NUMBERS = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*")
 
 
 class HttpSources(NamedTuple):
@@ -63,6 +66,18 @@ def http_sources(
                 'scheme, port and path, such as "cdn.example.org"'
             )
     own = (urlsplit(coordinator).hostname or "").lower()
-    if own and not is_loopback(own):
+    if own and not _is_here(own):
         hosts.add(own)
     return HttpSources(frozenset(hosts), insecure)
+
+
+def _is_here(host: str) -> bool:
+    """Return whether a host is this machine, however that is written: also ``localhost.``, 0.0.0.0,
+    which connects to this machine too, and both within IPv6. Numbers that are no address as it is
+    usually written, such as 127.1, may be."""
+    with suppress(ValueError):
+        address = ip_address(host)
+        within = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+        address = within or address
+        return address.is_loopback or address.is_unspecified
+    return is_loopback(host.rstrip(".")) or _NUMBERS.fullmatch(host) is not None

@@ -313,7 +313,17 @@ describe("a session", () => {
 
 test("the coordinator's own host is one, unless it is this machine", () => {
   expect(httpHosts("wss://Fleet.example:8765/")).toEqual(new Set(["fleet.example"]));
-  expect(httpHosts("ws://127.0.0.1:8765/")).toEqual(new Set());
+  for (const here of [
+    "127.0.0.1",
+    "127.1",
+    "0.0.0.0",
+    "localhost.",
+    "[::]",
+    "[::ffff:127.0.0.1]",
+    "[::ffff:0.0.0.0]",
+  ]) {
+    expect(httpHosts(`ws://${here}:8765/`)).toEqual(new Set());
+  }
   expect(httpHosts("ws://localhost/", ["127.0.0.1", "CDN.example"])).toEqual(new Set(["127.0.0.1", "cdn.example"]));
   expect(() => httpHosts("wss://fleet.example/", ["https://cdn.example"])).toThrow("downloadFrom names https://cdn");
   expect(whyNotFrom(new Set(["127.0.0.1"]), `http://127.0.0.1:80/${SHA}`, SHA)).toBe(null);

@@ -202,3 +202,22 @@ def test_the_coordinator_s_own_host_is_one_unless_it_is_this_machine(
 def test_hosts_that_are_none(host: str) -> None:
     with pytest.raises(ValueError, match="download_from names"):
         http_sources("wss://fleet.example", [host])
+
+
+@pytest.mark.parametrize(
+    "here",
+    [
+        "localhost.",
+        "127.1",
+        "2130706433",
+        "0x7f.1",
+        "0.0.0.0",
+        "[::]",
+        "[::ffff:127.0.0.1]",
+        "[::ffff:0:0]",
+    ],
+)
+def test_this_machine_is_no_source_however_it_is_written(here: str) -> None:
+    """A coordinator behind a tunnel could have the device ask what listens on its own machine."""
+    assert not http_sources(f"wss://{here}:8765/").hosts
+    assert http_sources(f"wss://{here}:8765/", ["cdn.example.org"]).hosts == {"cdn.example.org"}

@@ -8,6 +8,8 @@
 
 const HOST = /^([a-z0-9]([a-z0-9.-]*[a-z0-9])?|\[?[0-9a-f:.]+\]?)$/;
 const LOOPBACK = /^(localhost|.*\.localhost|127\.[0-9.]+|\[::1\])$/;
+/** Other names that lead to this machine, as URL writes them: 0.0.0.0, and IPv4 within IPv6. */
+const HERE = /^(0\.0\.0\.0|\[::\]|\[::ffff:(7f[0-9a-f]{2}:[0-9a-f]+|0:0)\])$/;
 
 /** Return the hosts from which a device fetches. coordinator: its address. downloadFrom: other hosts. Throws RangeError on
  * what cannot be a host. */
@@ -23,7 +25,7 @@ export function httpHosts(coordinator: string, downloadFrom: readonly string[] =
     hosts.add(host.includes(":") && !host.startsWith("[") ? `[${host}]` : host);
   }
   const { hostname } = new URL(coordinator);
-  if (!LOOPBACK.test(hostname)) hosts.add(hostname);
+  if (!LOOPBACK.test(hostname.replace(/\.$/, "")) && !HERE.test(hostname)) hosts.add(hostname);
   return hosts;
 }
 
