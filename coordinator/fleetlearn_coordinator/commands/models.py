@@ -144,8 +144,8 @@ def export_model(
         typer.Option(
             metavar="N|newest|measured|best",
             help=(
-                "Which model. Default: the one that met the target, where that ended the run; else "
-                "the newest."
+                "Which model. Default: the one that met the target, or the best with patience, "
+                "where that ended the run; else the newest."
             ),
         ),
     ] = None,

@@ -3,6 +3,7 @@ which one ends the run."""
 
 from __future__ import annotations
 
+from fleetlearn_coordinator.aggregation.round_summary import PERSONAL
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.plan_rule import PlanRule
 
@@ -58,8 +59,18 @@ def _target_is_unbounded(plan: PlanKeys) -> bool:
     """Whether one device's word could meet the target: it is not between finite bounds."""
     target = plan.stop.target
     if target is None:
-        return False
+        return plan.stop.bounds is not None and not plan.stop.bounds[0] < plan.stop.bounds[1]
     return not all(low < high and low <= target <= high for low, high in plan.bounds.values())
+
+
+def _best_is_unbounded(plan: PlanKeys) -> bool:
+    """Whether one device's word could be better than any model: then nothing improves after it, and
+    patience ends."""
+    stop = plan.stop
+    if stop.patience is None or stop.target is not None or stop.bounds is not None:
+        return False
+    known = stop.direction == "below" or stop.metric in ("accuracy", f"{PERSONAL}accuracy")
+    return stop.measured_by != "held-out" and not known
 
 
 STOP_RULES = (
@@ -71,8 +82,35 @@ STOP_RULES = (
         ),
     ),
     PlanRule(
-        lambda plan: plan.stop.metric is not None and plan.stop.target is None,
-        lambda plan: f'stop.metric = "{plan.stop.metric}" needs stop.target, the value to stop at',
+        lambda plan: plan.stop.patience is not None and plan.stop.metric is None,
+        lambda plan: (
+            f"stop.patience = {plan.stop.patience} needs stop.metric, the metric that is to "
+            'improve: one of the bundle or "loss"'
+        ),
+    ),
+    PlanRule(
+        lambda plan: plan.stop.least is not None and plan.stop.patience is None,
+        lambda plan: (
+            f"stop.least = {plan.stop.least} needs stop.patience, after how many measured models "
+            "without such an improvement to stop"
+        ),
+    ),
+    PlanRule(
+        lambda plan: (
+            plan.stop.metric is not None and plan.stop.target is None and plan.stop.patience is None
+        ),
+        lambda plan: (
+            f'stop.metric = "{plan.stop.metric}" needs stop.target, the value to stop at, or '
+            "stop.patience, after how many measured models without an improvement"
+        ),
+    ),
+    PlanRule(
+        _best_is_unbounded,
+        lambda plan: (
+            f"stop.patience = {plan.stop.patience} needs stop.bounds = [least, greatest], what "
+            f"{plan.stop.metric} can be for one example: a device that reports more must not be "
+            "better than all models to come"
+        ),
     ),
     PlanRule(
         lambda plan: plan.stop.bounds is not None and plan.stop.metric is None,

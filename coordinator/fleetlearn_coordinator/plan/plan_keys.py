@@ -107,6 +107,9 @@ class PlanKeys(Section, frozen=True, kw_only=True):
         stop = self.stop
         if stop.metric is None:
             return {}
+        by_devices = stop.measured_by != "held-out"
+        if stop.target is None and stop.bounds is None and not by_devices:
+            return {}
         # By default only on the side where one device's word would stop the run.
         return {
             stop.metric: stop.bounds

@@ -277,6 +277,12 @@ class Stop(Section, frozen=True, kw_only=True):
     examples."""
     target: Number | None = None
     """The metric's value at which to stop."""
+    patience: Positive | None = None
+    """Early stopping: measured models without an improvement of the metric after which to stop. The
+    best of them is named, and kept."""
+    least: Annotated[float, Meta(ge=0, le=1e30)] | None = None
+    """With ``patience``: an improvement is more than this, beyond the last improvement's value.
+    Default: 0."""
     direction: Literal["above", "below"] = "above"
     """Whether to stop at or above the target, or at or below it. Default: below for the loss, else
     above."""

@@ -176,18 +176,19 @@ class Finish(NamedTuple):
 
     reason: str
     """For people."""
-    rule: Literal["rounds", "epsilon", "metric", "privacy budget", "computation"]
+    rule: Literal["rounds", "epsilon", "metric", "patience", "privacy budget", "computation"]
     value: float
     """The rounds done, also of a computation that is done, the L2 norm of the model's change, the
-    metric's value, or the epsilon that was spent."""
+    metric's value, with patience its best one, or the epsilon that was spent."""
     limit: float
-    """What the rule compares it with."""
+    """What the rule compares it with; with patience the measured models without an
+    improvement."""
     metric: str | None = None
     """The metric's name, where the rule is one of a metric."""
     version: int | None = None
-    """For a rule about a metric: the version of the model that was measured. It may be older than
-    the newest: devices measure the model with which a round begins, and the round makes one
-    more."""
+    """For a rule about a metric: the version of the model that was measured, with patience that of
+    the best one. It may be older than the newest: devices measure the model with which a round
+    begins, and the round makes one more."""
 
 
 Command = (

@@ -59,6 +59,8 @@ class Snapshot(NamedTuple):
     releases: int = 0
     limits: list[Any] | None = None
     """What ``ParticipationLimits.snapshot`` returned. None: participation is not limited."""
+    measured: Sequence[tuple[int, float]] = ()
+    """Versions and their values of the metric whose improvement is watched, in order."""
 
 
 @dataclass(slots=True)
@@ -79,6 +81,7 @@ class Engine(EngineState):
             {kind: series.snapshot() for kind, series in self.exchanges.items()},
             self.releases,
             None if self.limits is None else self.limits.snapshot(),
+            [*self.improvement.values.items()],
         )
 
     @classmethod
@@ -97,6 +100,8 @@ class Engine(EngineState):
             engine.exchanges[kind].take_up(saved)
         if engine.limits is not None and taken.limits is not None:
             engine.limits.take_up(taken.limits)
+        for version, value in taken.measured:
+            engine.improvement.note(version, value)
         engine.selection.resting.update(
             device for device in connected if not engine.has_task(device)
         )
@@ -308,6 +313,7 @@ class Engine(EngineState):
         self.version += 1
         self.selection.begin_model()
         self.releases += 1
+        self.note_measured(metrics, self.version - 1)
         finish = self.finishing or done or self.finish(change, metrics, self.version - 1)
         if self.limits is not None:
             self.limits.commit(now)
@@ -359,6 +365,7 @@ class Engine(EngineState):
             self._count_abandoned()
         self.book.dropped.clear()
         self.finishing = None
+        self.improvement.clear()
         self.version += 1
         self.selection.begin_model()
         self._end_round([] if self.limits is None else self.limits.give_up())
@@ -388,6 +395,7 @@ class Engine(EngineState):
         """These metrics of the model of this version, which may stop the run, were measured outside
         of its round. A round that is open then stays as it is, and goes on if the run is resumed
         with another stop rule."""
+        self.note_measured(metrics, version)
         finish = None if self.phase is Phase.FINISHED else self.finish(inf, metrics, version)
         if finish is None:
             return []
@@ -395,6 +403,13 @@ class Engine(EngineState):
             self.finishing = finish
             return []
         return self._finish(finish, now)
+
+    def note_measured(self, metrics: Mapping[str, float], version: int) -> None:
+        """These metrics of the model of this version were measured, now or by an earlier
+        process."""
+        metric = self.settings.metric
+        if self.settings.patience is not None and metric is not None and metric in metrics:
+            self.improvement.note(version, metrics[metric])
 
     def tick(self, now: float) -> list[Command]:
         """Time has passed."""

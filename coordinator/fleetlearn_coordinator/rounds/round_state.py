@@ -17,6 +17,7 @@ from fleetlearn_coordinator.rounds.clustering import FitPolicy
 from fleetlearn_coordinator.rounds.commands import Finish
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION, EvaluationPolicy
 from fleetlearn_coordinator.rounds.exchange import ExchangePolicy, ExchangeSeries
+from fleetlearn_coordinator.rounds.improvement import Improvement
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.pace import Pace
 from fleetlearn_coordinator.rounds.pairwise import PairwisePolicy
@@ -96,6 +97,8 @@ class EngineState:
     it. Empty: nothing."""
     left_out: list[str] = field(default_factory=list)
     """Devices whose reports counted for the closed round, and count no more."""
+    improvement: Improvement = field(init=False)
+    """Of the metric that may stop the run. Empty where the plan has no patience."""
     finishing: Finish | None = None
     """The stop rule that is met, while the run does not finish yet: a model is being made, or the
     last one is being measured."""
@@ -104,6 +107,7 @@ class EngineState:
         rule = self.settings
         self.book = book_of(rule)
         self.limits = limits_of(rule)
+        self.improvement = Improvement(rule.below, rule.least)
         self.selection = selection_of(rule)
         self.participation = participation_of(rule, self.book, self.selection)
         self.selection.limits = self.limits
@@ -214,7 +218,13 @@ class EngineState:
         committed round, as for ``committed``; ``metrics`` are of the model of version
         ``measured``."""
         return stop_rules.finish(
-            self.settings, self.version, change, metrics, measured, self.releases
+            self.settings,
+            self.version,
+            change,
+            metrics,
+            measured,
+            self.releases,
+            self.improvement,
         )
 
     # --- reports ---

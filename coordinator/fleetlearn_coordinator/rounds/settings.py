@@ -133,8 +133,13 @@ class Settings(NamedTuple):
     """Stop after this many committed rounds."""
     metric: str | None = None
     """Stop once this metric is at least ``target``, or at most where ``below``."""
-    target: float = 0.0
+    target: float | None = None
+    """None: no value of the metric stops the run."""
     below: bool = False
+    patience: int | None = None
+    """Stop once so many models were measured since the metric improved by more than ``least``
+    (improvement.py). None: they do not stop the run."""
+    least: float = 0.0
     measured_on: str = MEASURED_ON["round"]
     """Whose examples the metric is of, in words."""
     epsilon: float = 0.0

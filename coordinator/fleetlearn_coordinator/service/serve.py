@@ -70,7 +70,8 @@ class RunResult(NamedTuple):
     version: int
     """Version of the newest model; 0 where it stood by until its end."""
     met_by: int | None = None
-    """The version of the model whose metric met the target, where that ended the run."""
+    """The version of the model whose metric met the target, or is the best with patience, where
+    that ended the run."""
 
 
 def serve(
@@ -224,7 +225,8 @@ async def _serve(
         newest = "`fleetlearn-coordinator result` shows what came out"
     logger.info("%s; %s", reason, newest, extra=known)
     if run.met_by is not None:
-        logger.info("export-model writes version %d, which met the target", run.met_by)
+        words = "which is the best" if run.best_ends else "which met the target"
+        logger.info("export-model writes version %d, %s", run.met_by, words)
     return RunResult(reason, run.finished is not None, run.engine.version, run.met_by)
 
 

@@ -56,9 +56,10 @@ class Status(msgspec.Struct, frozen=True):
     finished: str | None
     """Why training is over, or None."""
     finished_by: dict[str, Any] | None
-    """The stop rule that is met: rule (``rounds``, ``epsilon``, ``metric`` or ``privacy budget``),
-    value, limit, metric, reason, and for a metric the version of the model that was measured. None
-    while training is not over, or where an earlier version of fleetlearn was the last to run it."""
+    """The stop rule that is met: rule (``rounds``, ``epsilon``, ``metric``, ``patience`` or
+    ``privacy budget``), value, limit, metric, reason, and for a metric the version of the model
+    that was measured, for patience that of the best one. None while training is not over, or where
+    an earlier version of fleetlearn was the last to run it."""
     live: dict[str, Any]
     """The coordinator's last look at itself: time, phase, round, connected, leases, accepted,
     ..."""
@@ -69,8 +70,8 @@ class Status(msgspec.Struct, frozen=True):
 
     @property
     def met_by(self) -> int | None:
-        """The version of the model whose metric met the target, where that ended the run. None: it
-        did not."""
+        """The version of the model whose metric met the target, or is the best with patience, where
+        that ended the run. None: it did not."""
         found: int | None = (self.finished_by or {}).get("version")
         return found
 

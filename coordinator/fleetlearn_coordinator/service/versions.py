@@ -4,6 +4,7 @@ two differ."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -40,11 +41,11 @@ def choose_version(plan: Plan, wanted: str | None) -> ChosenVersion:
     """Return the version of a run's model that is wanted: its number, or one of these words.
 
     newest: the one that was made last.
-    measured: the one whose metric met the target, where that ended the run; else the newest that
-        was measured, by what the plan's [models] says.
+    measured: the one whose metric met the target, or is the best with patience, where that ended
+        the run; else the newest that was measured, by what the plan's [models] says.
     best: of those that are kept and were measured, the best by the metric of [models], or of
         [stop].
-    None: measured, where a target ended the run; else newest.
+    None: measured, where a target or patience ended the run; else newest.
 
     Raises StoreError where there is no such version, or what is wanted is none of these.
     """
@@ -56,7 +57,7 @@ def choose_version(plan: Plan, wanted: str | None) -> ChosenVersion:
     if wanted == "newest":
         return ChosenVersion(status.version, "the newest")
     if wanted == "measured" and status.met_by is not None:
-        return ChosenVersion(status.met_by, f"which met the target: {status.finished}")
+        return ChosenVersion(status.met_by, f"{words_of(status.finished_by)}: {status.finished}")
     if wanted not in ("measured", "best"):
         text = f"version {wanted!r}: a version is a number, or one of newest, measured, best"
         raise StoreError(Code.UNKNOWN_CONTENT, text)
@@ -79,6 +80,12 @@ def choose_version(plan: Plan, wanted: str | None) -> ChosenVersion:
     return ChosenVersion(
         version, f"{what}: {rule.metric} {values[version]:.6g} on {MEASURED_ON[rule.measured_by]}"
     )
+
+
+def words_of(finished_by: Mapping[str, Any] | None) -> str:
+    """Return what the version is that ended a run (``Status.met_by``), in words."""
+    by_patience = finished_by is not None and finished_by["rule"] == "patience"
+    return "the best that was measured" if by_patience else "which met the target"
 
 
 class ParameterChange(msgspec.Struct, frozen=True):

@@ -68,6 +68,7 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         "round": engine.round,
         "releases": engine.releases,
         "limits": engine.limits,
+        "measured": engine.measured,
         "book": engine.book,
         "pace": engine.pace,
         "tasks": tasks,
@@ -133,6 +134,7 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
         state.get("series") or _series_of_earlier_version(state),
         state.get("releases", 0),  # an earlier version had none
         state.get("limits"),
+        [(version, value) for version, value in state.get("measured", ())],
     )
     coordinator.resume(taken, list(map(name_of, there)), state.get("selection"))
     coordinator.restore_rates(state.get("rates"))

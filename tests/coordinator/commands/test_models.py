@@ -141,6 +141,24 @@ def test_serve_says_once_how_the_run_ended(plan: Path, tmp_path: Path) -> None:
     assert shown.stderr.count("INFO export-model writes version 2, which met the target\n") == 1
 
 
+def test_a_run_whose_patience_ended_exports_the_best_model(plan: Path, tmp_path: Path) -> None:
+    finished_by_accuracy(plan, version=2)
+    text = plan.read_text().replace("target = 0.75", "patience = 1\nleast = 0.5\nrounds = 9")
+    plan.write_text(re.sub(r"(?m)^rounds = (?!9).*$", "", text))
+    service = tmp_path / "service.toml"
+    service.write_text("port = 0\n")
+    shown = run("serve", plan, "--service", service)
+    assert shown.exit_code == 0
+    assert shown.stderr.count("INFO export-model writes version 2, which is the best\n") == 1
+    version, said = exported(plan, tmp_path)
+    assert version == 2
+    reason = (
+        "accuracy on the devices' training examples is best, 0.76, at model version 2: 2 measured "
+        "models have not improved it by more than 0.5"
+    )
+    assert f"wrote version 2 (the best that was measured: {reason})" in said
+
+
 def test_a_run_that_stopped_at_its_target_exports_the_model_that_met_it(
     plan: Path, tmp_path: Path
 ) -> None:

@@ -368,6 +368,24 @@ def test_a_target_has_a_direction(metric: str, direction: str) -> None:
         (f'{SMALL}[stop]\nmetric = "psnr"\ntarget = 30\nbounds = [0]', ["stop.bounds = [0]"]),
         (f"{SMALL}[stop]\nbounds = [0, 1]", ["stop.bounds = [0.0, 1.0] needs stop.metric"]),
         (f"{SMALL}[stop]\nepsilon = 0", ["stop.epsilon = 0", "above 0"]),
+        (f"{SMALL}[stop]\npatience = 3", ["stop.patience = 3 needs stop.metric"]),
+        (f'{SMALL}[stop]\nmetric = "loss"\npatience = 0', ["stop.patience = 0", "at least 1"]),
+        (
+            f'{SMALL}[stop]\nmetric = "loss"\ntarget = 1\nleast = 0.1',
+            ["stop.least = 0.1 needs stop.patience"],
+        ),
+        (
+            f'{SMALL}[stop]\nmetric = "loss"\npatience = 3\nleast = -1',
+            ["stop.least = -1", "at least 0"],
+        ),
+        (
+            f'{SMALL}[stop]\nmetric = "psnr"\npatience = 3',
+            ["stop.patience = 3 needs stop.bounds = [least, greatest], what psnr can be"],
+        ),
+        (
+            f'{SMALL}[stop]\nmetric = "psnr"\npatience = 3\nbounds = [90, 10]',
+            ["stop.bounds = [90.0, 10.0]"],
+        ),
         (
             f'{SMALL}[stop]\nmetric = "loss"\ntarget = 1\n[local]\nevaluate = false',
             ["stop.metric", "local.evaluate = true"],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from math import nan
+
 import pytest
 from fleetlearn_coordinator.rounds.commands import Finish
+from fleetlearn_coordinator.rounds.improvement import Improvement
 from fleetlearn_coordinator.rounds.settings import ReleaseBudget, Settings
 from fleetlearn_coordinator.rounds.stop_rules import finish
 
@@ -64,3 +67,36 @@ def test_a_privacy_budget_is_spent_by_committed_rounds_alone() -> None:
     assert finish(rules, 5, 1.0, {}, releases=5) == spent
     assert finish(rules, 5, 1.0, {}, releases=6) == spent  # a smaller budget than before
     assert finish(rules._replace(rounds=5), 5, 1.0, {}, releases=5) != spent
+
+
+def measured(rules: Settings, *values: float) -> Improvement:
+    found = Improvement(rules.below, rules.least)
+    for version, value in enumerate(values):
+        found.note(version, value)
+    return found
+
+
+def test_patience_ends_with_the_best_version() -> None:
+    rules = SETTINGS._replace(metric="loss", below=True, patience=2)
+    assert finish(rules, 2, 1.0, {"loss": 0.6}, 1, improvement=measured(rules, 0.5, 0.6)) is None
+    found = finish(rules, 3, 1.0, {"loss": 0.5}, 2, improvement=measured(rules, 0.5, 0.6, 0.5))
+    assert found == Finish(
+        "loss on the devices' training examples is best, 0.5, at model version 0: 2 measured "
+        "models have not improved it",
+        *("patience", 0.5, 2, "loss", 0),
+    )
+    slow = rules._replace(least=0.25)
+    found = finish(slow, 3, 1.0, {}, improvement=measured(slow, 0.5, 0.4, 0.3))
+    assert found == Finish(
+        "loss on the devices' training examples is best, 0.3, at model version 2: 2 measured "
+        "models have not improved it by more than 0.25",
+        *("patience", 0.3, 2, "loss", 2),
+    )
+    never = finish(rules, 3, 1.0, {}, improvement=measured(rules, nan, nan))
+    assert never == Finish(
+        "loss was never finite on the devices' training examples: 2 measured models have not "
+        "improved it",
+        *("patience", 2, 2, "loss"),
+    )
+    assert finish(rules._replace(target=0.6), 3, 1.0, {"loss": 0.6}, 2) is not None
+    assert finish(rules, 3, 1.0, {"loss": 0.0}, 2) is None, "it has no target"

@@ -162,3 +162,50 @@ def test_a_stopped_run_goes_on_to_the_same_evaluations(tmp_path: Path, line: Pat
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes(), (
             name
         )
+
+
+@pytest.mark.parametrize("measured_by", ["round", "evaluation"])
+def test_patience_ends_a_simulation_with_the_best_version(
+    tmp_path: Path, line: Path, measured_by: str
+) -> None:
+    """An improvement that is larger than the first loss cannot be: the first measured model is
+    followed by three."""
+    stop = {"metric": "loss", "patience": 3, "least": 1e6, "measured_by": measured_by}
+    settings = {**EACH, "plan__local__evaluate": True, "plan__stop": stop}
+    run = drive(make_scenario(tmp_path, line, 3, **settings))
+    if measured_by == "round":
+        measured = [(row["metrics"]["loss"], at) for at, row in enumerate(run.rounds)]
+    else:
+        *rows, _ = run.fleet.evaluations  # the last model's comes when the run has stopped
+        measured = [(row["metrics"]["loss"], row["version"]) for row in rows]
+    assert len(measured) == 4
+    loss, version = min(measured)
+    assert run.fleet.finished == (
+        f"loss on the devices' training examples is best, {loss:.6g}, at model version {version}: "
+        "3 measured models have not improved it by more than 1e+06"
+    )
+
+
+def test_a_stopped_simulation_has_the_patience_that_was_left(tmp_path: Path, line: Path) -> None:
+    stop = {"metric": "loss", "patience": 6, "least": 1e6, "rounds": 50}
+    settings = {**EACH, "plan__local__evaluate": True, "plan__stop": stop}
+    scenario = make_scenario(tmp_path, line, 3, **settings)
+    options = Options(backend="bundle", workers=1, checkpoint=1)
+    whole = simulate(scenario, tmp_path / "whole", options)
+    rounds = 0
+
+    def count(fleet: Any) -> None:
+        nonlocal rounds
+        rounds += 1
+
+    cut = simulate(
+        scenario, tmp_path / "cut", options, progress=count, should_stop=lambda: rounds >= 4
+    )
+    assert cut is None
+    rest = simulate(scenario, tmp_path / "cut", options, resume=True)
+    assert whole is not None
+    assert rest is not None
+    assert "at model version" in whole.summary["reason"]
+    assert rest.summary["reason"] == whole.summary["reason"]
+    for name in (ROUNDS, EVENTS, MODEL):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes()

@@ -10,6 +10,7 @@ from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.sections import Models
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
+from fleetlearn_coordinator.rounds.improvement import Measured
 from fleetlearn_coordinator.storage.find_storage import find_storage
 
 
@@ -58,11 +59,17 @@ class KeptModels:
                 self._values[version] = metrics[self._rule.metric]
 
     def dropped_after(
-        self, there: Collection[int], newest: int, needed: int, summary: Mapping[str, Any]
+        self,
+        there: Collection[int],
+        newest: int,
+        needed: int,
+        summary: Mapping[str, Any],
+        improved: Measured | None = None,
     ) -> list[int]:
         """Return which of the versions that are ``there`` are not kept any more when a round, of
         this summary, has made the one after ``newest``. Those from ``needed`` on are still in use.
-        Raises StoreError (damaged)."""
+        ``improved``: the best one so far, where the plan has patience; it is kept. Raises
+        StoreError (damaged)."""
         rule, best = self._rule, set[int]()
         if rule.best is not None and rule.metric is not None:
             if rule.measured_by == "held-out":  # results are no rows, and others may write them
@@ -73,6 +80,9 @@ class KeptModels:
                 found = deciding(summary, self._plan.round.minimum)
                 values |= {newest: found[rule.metric]} if rule.metric in found else {}
             best = best_versions(rule, values)
+        if self._plan.stop.patience is not None:
+            # The round may have measured ``newest``, which may now be the best.
+            best = best | {newest} | ({improved.version} if improved is not None else set())
         return versions_to_drop(rule, there, newest + 1, needed, best)
 
 

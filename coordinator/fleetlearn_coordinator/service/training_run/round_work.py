@@ -182,7 +182,8 @@ class RoundWork:
             # task began from.
             needed.append(version - engine.settings.max_staleness)
         there = self.store.blobs.model_versions()
-        dropped = self.kept.dropped_after(there, version, min(needed), summary)
+        best = engine.improvement.best
+        dropped = self.kept.dropped_after(there, version, min(needed), summary, best)
         tied = self.reports.tied if self.plan.tied else {}
         account = self.budget.account
         if masks is not None:

@@ -71,6 +71,9 @@ from fleetlearn_coordinator.service.training_run.participations import take_up_p
 from fleetlearn_coordinator.service.training_run.plan_changes import look_at_plan
 from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget, summary_of
 from fleetlearn_coordinator.service.training_run.quality_records import QualityRecords
+from fleetlearn_coordinator.service.training_run.remembered_improvement import (
+    restore_improvement,
+)
 from fleetlearn_coordinator.service.training_run.remembered_pace import pace_rows, restore_pace
 from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
 from fleetlearn_coordinator.service.training_run.resume import GivenUp, take_up_rounds
@@ -230,7 +233,11 @@ class Run:
         self.finished: str | None = None
         """Why training is over, or None."""
         self.met_by: int | None = None
-        """The version of the model whose metric met the target, where that ended training."""
+        """The version of the model whose metric met the target, or is the best with patience, where
+        that ended training."""
+        restore_improvement(plan, self.engine, store, self.roll_backs.newest)
+        self.best_ends = False
+        """Whether that version is the best that was measured: patience ended training."""
         finish = None
         if not self.roll_backs.look(now.wall) or self.roll_backs.next_work() is None:
             finish = met_before(
@@ -323,6 +330,7 @@ class Run:
     def _finish(self, finish: Finish | None) -> list[Row]:
         self.finished = None if finish is None else finish.reason
         self.met_by = None if finish is None else finish.version
+        self.best_ends = finish is not None and finish.rule == "patience"
         return finish_rows(finish)
 
     # What devices send

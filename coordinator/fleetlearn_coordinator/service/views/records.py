@@ -267,8 +267,9 @@ class Version(msgspec.Struct, frozen=True):
     change: float | None
     """L2 norm of its difference from the version before, where a round made it."""
     kept: str | None
-    """Why it is kept: ``target`` (it met the target that ended the run), ``initial``, ``newest``,
-    ``last``, ``every``, ``best``; ``needed`` while something uses it. None: its file is gone."""
+    """Why it is kept: ``target`` (it met the target that ended the run, or is the best where
+    patience ended the run), ``initial``, ``newest``, ``last``, ``every``, ``best``; ``needed``
+    while something uses it. None: its file is gone."""
     size: int | None
     """Bytes of its file, with the server optimizer's state. None: it is gone."""
     metrics: dict[str, dict[str, float]]
