@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ def test_after_a_roll_back_it_counts_from_the_beginning(
     fleet.store.close()
 
 
-def test_held_out_results_count_by_version(make_plan: PlanMaker, tmp_path: Any) -> None:
+def test_held_out_results_count_by_version(make_plan: PlanMaker, tmp_path: Path) -> None:
     """What bounds devices does not bound held-out data: values above 1 are no mistake."""
     np.savez(tmp_path / "held_out.npz", x=np.zeros((1, 1), np.float32))
     settings = {
@@ -133,6 +134,31 @@ def test_held_out_results_count_by_version(make_plan: PlanMaker, tmp_path: Any) 
     assert (commands[-1].value, commands[-1].version) == (24.0, 1)  # type: ignore[union-attr]
     assert fleet.run.finished is not None
     assert "on held-out data is best, 24, at model version 1" in fleet.run.finished
+    fleet.store.close()
+
+
+def test_held_out_results_of_models_that_were_given_up_do_not_count(
+    make_plan: PlanMaker, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "held_out.npz", x=np.zeros((1, 1), np.float32))
+    measured: dict[str, Any] = {
+        "stop__measured_by": "held-out",
+        "evaluation__data": "held_out.npz",
+        "models__last": 9,
+    }
+    plan = make_plan(**PATIENT | measured)
+    fleet = Fleet(plan)
+    train(fleet, 0.1, 0.1, 0.1)
+    find_storage(plan.data_dir).requests.ask_for_roll_back(1, "command")
+    assert fleet.run.roll_backs.look(NOW.wall)
+    fleet.run.work.do_work(NOW)
+    train(fleet, 0.1)
+    for version, value in enumerate((0.5, 0.9, 0.4, 0.4, 0.4, 0.3)):
+        result = {"examples": 1, "metrics": {"accuracy": value}}
+        fleet.store.storage.held_out.write(version, result)
+    fleet = restarted(fleet, plan)
+    assert fleet.run.finished is None
+    assert fleet.run.engine.improvement.values == {4: 0.4, 5: 0.3}
     fleet.store.close()
 
 
