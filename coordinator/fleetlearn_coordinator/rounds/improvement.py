@@ -10,7 +10,7 @@ from math import isfinite
 from typing import NamedTuple
 
 
-class Measured(NamedTuple):
+class MeasuredModel(NamedTuple):
     """A model's value of the metric."""
 
     version: int
@@ -28,7 +28,7 @@ class Improvement:
     """An improvement is a value that is better than the last improvement's by more than this."""
     values: dict[int, float] = field(default_factory=dict)
     """Version of the model -> its value."""
-    best: Measured | None = None
+    best: MeasuredModel | None = None
     """The best value; of equals that of the oldest version."""
     without: int = 0
     """Measured models since the last improvement, of newer versions than its."""
@@ -57,7 +57,7 @@ class Improvement:
         if not isfinite(value):  # the model has diverged
             return
         if self.best is None or self._exceeds(value, self.best.value):
-            self.best = Measured(version, value)
+            self.best = MeasuredModel(version, value)
         if self._reference is None or self._exceeds(value, self._reference, self.least):
             self._reference, self.without = value, 0
 

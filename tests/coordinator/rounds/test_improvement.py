@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, isfinite, nan
 
 import pytest
-from fleetlearn_coordinator.rounds.improvement import Improvement, Measured
+from fleetlearn_coordinator.rounds.improvement import Improvement, MeasuredModel
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,7 +43,7 @@ def test_by_hand(
     found.clear()
     assert (found.best, found.without, found.values) == (None, 0, {})
     found.note(9, 0.1)
-    assert (found.best, found.without) == (Measured(9, 0.1), 0)
+    assert (found.best, found.without) == (MeasuredModel(9, 0.1), 0)
 
 
 VALUES = st.one_of(st.sampled_from([0.0, 0.25, 0.5, 1.0, nan, inf, -inf]), st.floats(-2, 2))

@@ -10,7 +10,7 @@ from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.sections import Models
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
-from fleetlearn_coordinator.rounds.improvement import Measured
+from fleetlearn_coordinator.rounds.improvement import MeasuredModel
 from fleetlearn_coordinator.storage.find_storage import find_storage
 
 
@@ -64,7 +64,7 @@ class KeptModels:
         newest: int,
         needed: int,
         summary: Mapping[str, Any],
-        improved: Measured | None = None,
+        improved: MeasuredModel | None = None,
     ) -> list[int]:
         """Return which of the versions that are ``there`` are not kept any more when a round, of
         this summary, has made the one after ``newest``. Those from ``needed`` on are still in use.
