@@ -53,6 +53,10 @@ AGAIN = 1.0
 """Seconds until an update is put again, where the store could not be reached."""
 
 
+REMIND = 30.0
+"""Seconds between two warnings that updates wait."""
+
+
 @dataclass(slots=True, eq=False)
 class PendingSave:
     """A complete update in a spool file of this gateway, whose device waits."""
@@ -126,6 +130,8 @@ class DistantLink(EngineLink):
         self._fetching: asyncio.Task[None] | None = None
         self._to_save: list[PendingSave] = []
         """They wait for an engine process."""
+        self._said_away = -REMIND
+        """When people were told that the store cannot be reached."""
         self._saving: dict[int, PendingSave] = {}
         """Number of an object that was put -> what the engine process is asked to save."""
         self._puts = range(0)
@@ -203,7 +209,7 @@ class DistantLink(EngineLink):
                 case wire.PublishOlder(sha256):
                     await self._copies.fetch(sha256, partial(self._is_over, sha256))
                     self.do(message)
-        except (FleetError, OSError) as error:
+        except Exception as error:  # else this gateway would wait for ever
             self.fail(error)
             return
         self._fetching = None
@@ -287,7 +293,10 @@ class DistantLink(EngineLink):
             return
         error = put.exception()
         if isinstance(error, StoreUnavailableError):
-            logger.warning("an update waits for the object store: %s", error.text)
+            now = self._loop.time()
+            if now - self._said_away > REMIND:
+                self._said_away = now
+                logger.warning("updates wait for the object store: %s", error.text)
             self._loop.call_later(AGAIN, self.save, saving)
         elif isinstance(error, Exception):
             self.fail(error)

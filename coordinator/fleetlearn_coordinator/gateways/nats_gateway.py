@@ -46,6 +46,7 @@ class NatsGateway:
         """``name``: the gateway's, a part of a subject. ``numbered``: called with the gateway's
         number before ``link`` speaks on a bus."""
         self._place, self._name, self._link, self._numbered = place, name, link, numbered
+        self._process = token_hex(8)
         self._newest = -1
         """The highest epoch of an engine process that was heard of: none before it has the run."""
         self._wanted = ""
@@ -98,7 +99,7 @@ class NatsGateway:
         """Say that a bus is wanted."""
         if self._line is not None and self._bus is None:
             self._wanted, self._beats = token_hex(8), 0
-            wanted = msgspec.msgpack.encode(BusWanted(self._wanted))
+            wanted = msgspec.msgpack.encode(BusWanted(self._wanted, self._process))
             self._line.publish(self._place.subjects.hello(self._name), wanted)
 
     def _engine_there(self, subject: str, content: bytes) -> None:

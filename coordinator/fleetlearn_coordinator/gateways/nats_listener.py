@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -21,7 +22,7 @@ from fleetlearn_coordinator.gateways.nats_place import (
 )
 from fleetlearn_coordinator.gateways.nats_subjects import BusOffered, BusWanted, EngineThere
 from fleetlearn_coordinator.gateways.numbered_frames import begins, end_of_unknown
-from fleetlearn_coordinator.network.peer_log import logger
+from fleetlearn_coordinator.network.peer_log import logger, say_seldom
 
 NAME = "fleetlearn engine"
 """For the NATS server's own lists."""
@@ -47,6 +48,8 @@ class NatsListener:
         self._engine = token_hex(8)
         self._numbers: dict[str, int] = {}
         """Name of a gateway -> its number."""
+        self._processes: dict[str, tuple[str, str]] = {}
+        """Name of a gateway -> the names of its process, and of the one before."""
         self._buses: dict[tuple[str, str], NatsBus] = {}
         """A gateway, and its name for the bus -> the bus."""
         self._task: asyncio.Task[None]
@@ -100,9 +103,22 @@ class NatsListener:
         if gateway not in self._numbers:
             self._numbers[gateway] = self._first + len(self._numbers)
             logger.info("the bus: gateway %d is %s", self._numbers[gateway], gateway)
+        self._look_for_twins(gateway, wanted.process)
         number = self._numbers[gateway]
         offered = BusOffered(wanted.bus, self._engine, self._epoch, number)
         line.publish(self._place.subjects.welcome(gateway), msgspec.msgpack.encode(offered))
+
+    def _look_for_twins(self, gateway: str, process: str) -> None:
+        """Say so where a process asks again after another one of its name: they drive each other
+        away."""
+        now, before = self._processes.get(gateway, ("", ""))
+        if not process or process == now:
+            return
+        self._processes[gateway] = process, now
+        if process == before:
+            text = "two gateways have this name, and take the bus away from each other: give each "
+            text += "a name of its own ([gateway] name)"
+            say_seldom(f"gateway {gateway}", text, logging.ERROR)
 
     def _frame(self, line: NatsLine, subject: str, frame: bytes) -> None:
         """A frame of a gateway came. The first one begins a bus."""

@@ -32,6 +32,8 @@ class BusWanted(msgspec.Struct, frozen=True, array_like=True):
 
     bus: str
     """Its random name for the bus."""
+    process: str = ""
+    """A random name of its process. Empty: of an earlier release."""
 
 
 class BusOffered(msgspec.Struct, frozen=True, array_like=True):

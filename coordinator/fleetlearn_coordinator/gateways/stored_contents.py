@@ -13,7 +13,7 @@ from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.manifest_file import read_manifest
 
-from fleetlearn_coordinator.network.peer_log import logger
+from fleetlearn_coordinator.network.peer_log import logger, say_seldom
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.served_objects import ServedObjects
 
@@ -59,9 +59,7 @@ class StoredContents:
             try:
                 await asyncio.to_thread(self.served.fetch, sha256, path)
             except StoreUnavailableError as error:
-                logger.warning(
-                    "a content cannot be fetched now, and is tried again: %s", error.text
-                )
+                say_seldom("a content is fetched again and again", error.text)
             except StoreError as error:
                 if error.code is not Code.UNKNOWN_CONTENT:
                     raise

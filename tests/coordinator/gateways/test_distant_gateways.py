@@ -24,6 +24,7 @@ from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.frames import pack_chunks
 from fleetlearn_protocol.messages import Accepted, ComeBack, Grant, Held, Refused, Uploaded
 from gateways import DistantPlace, distant_fleet, distant_place
+from msgspec import structs
 from peers import PlanMaker, report_of, update_of
 from websockets.exceptions import InvalidStatus
 
@@ -266,6 +267,30 @@ async def test_two_runs_of_one_gateways_data_directory(
         with pytest.raises(FleetError, match="is in use by another gateway"):
             async with distant_gateway_running(settings):
                 raise AssertionError
+
+
+@run_async
+async def test_two_gateways_of_one_name_are_told_apart(
+    make_plan: PlanMaker,
+    place: DistantPlace,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They take the bus away from each other. People are told, and nothing is lost."""
+    for module in ("nats_bus", "nats_gateway", "nats_listener"):
+        monkeypatch.setattr(f"fleetlearn_coordinator.gateways.{module}.BEAT", 0.1)
+    plan = make_plan(round__goal=1, round__deadline=60.0, round__grace=60.0)
+    async with distant_fleet(plan, place, 1) as behind:
+        a = await behind.join("a", 0)
+        other, settings = behind.place.gateway(plan, 1), behind.place.gateway(plan, 0)
+        assert settings.gateway is not None
+        assert other.gateway is not None
+        twin = structs.replace(other.gateway, name=settings.gateway.own_name)
+        async with distant_gateway_running(structs.replace(other, gateway=twin)):
+            await until(lambda: "two gateways have this name" in caplog.text)
+            assert not behind.server.done.done()
+        assert isinstance(await a.upload(await a.task(), update_of(1.0)), Accepted)
+        await until(lambda: behind.server.engine.version == 1)
 
 
 @run_async
