@@ -136,6 +136,9 @@ class ObjectBlobs(FileBlobs):
         self.objects.drop_replaced()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"objects-{OWNER}").write_bytes(name)
+        for kind in (MODELS, UPLOADS, SUMS_FOLDER):  # of processes that were killed as they fetched
+            for draft in (folder / kind).glob("*.*.draft"):
+                draft.unlink(missing_ok=True)
         super().__init__(folder, power=power, spool_files=spool_files, check=check)
         self.served = ServedObjects(objects, check)
         self._versions = {*_versions(self.objects)}

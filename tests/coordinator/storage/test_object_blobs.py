@@ -338,6 +338,19 @@ def test_a_long_update_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
         assert Objects(URL).read(f"uploads/{spool_path(Path(), number).name}.1") == content
 
 
+def test_what_a_killed_process_was_fetching_is_removed(tmp_path: Path) -> None:
+    with opened(tmp_path) as blobs:
+        number = first_number(blobs.generation, 0)
+        Objects(URL).put(arrived_key(number), b"update")
+    draft = spool_path(tmp_path, number).with_name(f"{spool_path(tmp_path, number).name}.ab.draft")
+    draft.write_bytes(b"upd")
+    with opened(tmp_path) as blobs:
+        assert not draft.exists()
+        blobs.reserve_spool_file(number)
+        assert read(blobs, number, 6) == b"update"
+        assert not [*draft.parent.glob("*.draft")]
+
+
 def test_partial_sums_that_nobody_waits_for_are_removed(tmp_path: Path) -> None:
     """Such as of a gateway that was lost before it could say that they are there."""
     objects = Objects(URL)
