@@ -245,7 +245,14 @@ def parse() -> argparse.Namespace:
     options.add_argument("--save", type=Path, help="write the costs of --measured")
     options.add_argument("--simulate", type=int, default=0, help="hours of the first fleet's day")
     options.add_argument("--goal", type=int, default=10_000, help="of a simulated round")
-    return options.parse_args()
+    chosen = options.parse_args()
+    for name, value in vars(chosen).items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, int | float) and not 0 <= each < math.inf:
+                options.error(f"--{name.replace('_', '-')} {each:g}: 0 or more is expected")
+    if not 0 < chosen.load <= 1:
+        options.error(f"--load {chosen.load:g}: a share of a core is expected, such as 0.6")
+    return chosen
 
 
 def main() -> None:

@@ -30,6 +30,25 @@ def test_what_a_fleet_takes_by_hand() -> None:
     assert need.gbit_down == pytest.approx(8 * 300 * 2**20 / 1e9)
 
 
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--devices", "1e6", "-5"], "--devices -5: 0 or more is expected"),
+        (["--load", "60"], "--load 60: a share of a core is expected"),
+    ],
+)
+def test_numbers_that_no_fleet_has_are_refused(
+    words: list[str],
+    error: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["capacity.py", *words])
+    with pytest.raises(SystemExit):
+        capacity.parse()
+    assert error in capsys.readouterr().err
+
+
 def test_money_by_hand() -> None:
     need = capacity.needed(COSTS, USE)
     money = capacity.monthly(need, capacity.Prices(0.1, 0.01, 0.05))

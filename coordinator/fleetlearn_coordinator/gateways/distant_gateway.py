@@ -11,7 +11,7 @@ from typing import Any
 
 from fleetlearn_protocol.addresses import is_loopback
 from fleetlearn_protocol.command_line import stop_signals
-from fleetlearn_protocol.errors import Code
+from fleetlearn_protocol.errors import Code, in_words
 from fleetlearn_protocol.systemd import ALIVE, READY, STOPPING, notify_systemd
 
 from fleetlearn_coordinator.gateways.distant_link import DistantLink
@@ -76,14 +76,22 @@ async def distant_gateway_running(service: ServiceSettings) -> AsyncIterator[Gat
     if settings is None:
         raise ServiceError(
             Code.BAD_MESSAGE,
-            "the service file has no [gateway]: it says which run the gateway is for, "
-            'such as run = "digits"',
+            "the service file has no [gateway]: it says which run the gateway is for. Add "
+            '[gateway] with run = "NAME", the name of the plan, or use `fleetlearn-coordinator '
+            "serve` for a coordinator",
         )
     place = place_of(service, settings.run)
     assert place is not None  # [gateway] needs it
     await check_place(place, "fleetlearn gateway")
     folder = settings.data_dir
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ServiceError(
+            Code.BAD_MESSAGE,
+            f"gateway.data_dir = {folder} cannot be made: {in_words(error)}. Name a folder that "
+            "this process may write to",
+        ) from None
     objects = None if service.blobs is None else f"{service.blobs.rstrip('/')}/{settings.run}"
 
     gate = RemoteGate()

@@ -18,6 +18,8 @@ from fleetlearn_coordinator.gateways.nats_place import NatsPlace, end_task, stay
 from fleetlearn_coordinator.gateways.nats_subjects import BusOffered, BusWanted, EngineThere
 from fleetlearn_coordinator.network.peer_log import logger
 
+SILENCE = 10
+"""Seconds without an answer, after which the log says so."""
 AGAIN = 2
 """Beats without an answer after which the gateway says again that it
 wants a bus."""
@@ -56,6 +58,8 @@ class NatsGateway:
         self._bus: NatsBus | None = None
         self._beats = 0
         """Seconds since the bus was asked for, or is there."""
+        self._unanswered = 0
+        """Seconds for which no engine process has answered. -1: one has, or that was said."""
         self._line: NatsLine | None = None
         self._task: asyncio.Task[None]
 
@@ -78,7 +82,7 @@ class NatsGateway:
         await line.subscribe(base.welcome(self._name), self._offered)
         await line.subscribe(base.down(self._name, "*", "*"), self._frame)
         await line.flush()
-        self._line = line
+        self._line, self._unanswered = line, 0
         self._ask()
         try:
             while not line.over.is_set():
@@ -89,11 +93,23 @@ class NatsGateway:
                     self._bus.beat()
                 elif self._beats >= AGAIN:
                     self._ask()
+                self._count_silence()
         finally:
             self._line = None
             self._wanted = ""
             if self._bus is not None:
                 self._bus.lose(line.why)
+
+    def _count_silence(self) -> None:
+        if self._bus is None and self._unanswered >= 0:
+            self._unanswered += 1
+        if self._unanswered >= SILENCE:
+            self._unanswered = -1
+            logger.warning(
+                "the bus: no engine process answers at %s. Check that `fleetlearn-coordinator "
+                "serve` runs with this bus and a plan of that name. The gateway goes on asking",
+                self._place.subjects.hello(self._name),
+            )
 
     def _ask(self) -> None:
         """Say that a bus is wanted."""
@@ -128,6 +144,9 @@ class NatsGateway:
         name = offered.engine, offered.bus
         publish = partial(self._line.publish, self._place.subjects.up(self._name, *name))
         self._beats, self._current = 0, name
+        if self._unanswered:
+            logger.info("the bus: an engine process answers; this is gateway %d", offered.number)
+        self._unanswered = -1
         self._bus = NatsBus(publish, self._line.longest, self._bus_over)
         self._numbered(offered.number)
         self._bus.user = self._link.speak_on(self._bus)

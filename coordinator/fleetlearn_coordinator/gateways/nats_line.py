@@ -47,6 +47,8 @@ class NatsLine:
         self.why = "the connection to the NATS server broke"
         self.cause = ""
         """What went wrong last, as nats-py says it."""
+        self.is_denied = False
+        """Whether the server does not allow what is needed."""
         self._client: Client
         self._unsent: deque[tuple[str, bytes]] = deque()
         self._something = asyncio.Event()
@@ -134,11 +136,7 @@ class NatsLine:
     async def _note(self, error: Exception) -> None:
         self.cause = in_words(error).removeprefix("nats: ")
         if "permissions violation" in self.cause.lower():
-            logger.error(
-                "the NATS server does not allow what is needed (%s): see "
-                "docs/operate/nats.md for the permissions of each user",
-                self.cause,
-            )
+            self.is_denied = True
             self.end("the NATS server does not allow what is needed")
 
     async def close(self) -> None:
@@ -199,7 +197,12 @@ async def open_line(addresses: str, name: str, settings: NatsSettings) -> NatsLi
                     f"({error.verify_message}): name its CA as nats.ca",
                 )
             else:
-                why = why or f"{address} cannot be reached now: {line.cause or text}"
+                if isinstance(error, TimeoutError):
+                    text = f"no NATS server has answered in {CONNECT} s"
+                why = why or (
+                    f"{address} cannot be reached now: {line.cause or text}. Check that a NATS "
+                    "server listens there, and bus in the service file"
+                )
         await line.close()
     raise refused or BusError(Code.BUSY, why)
 

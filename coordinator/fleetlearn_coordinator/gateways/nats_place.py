@@ -79,17 +79,29 @@ async def stay_connected(
         try:
             line = await open_line(place.addresses, name, place.settings)
         except BusError as error:
-            if error.text != said or loop.time() - said_at > REMIND:
-                logger.warning("the bus: %s", error.text)
-                said, said_at = error.text, loop.time()
+            why = error.text
         else:
+            began = loop.time()
             try:
                 await speak(line)
-                said, pause = "", RETRY[0]
             except Exception as error:  # a server that went away while it was asked
                 logger.debug("the bus: %s", in_words(error))
             finally:
                 await line.close()
+            why = ""
+            if line.is_denied:
+                why = (
+                    f"the NATS server does not allow what is needed ({line.cause}): give the user "
+                    "of [nats] the permissions of docs/operate/nats.md, or mend run and name in "
+                    "[gateway]"
+                )
+            elif loop.time() - began > longest:
+                pause = RETRY[0]
+        if not why:
+            said = ""
+        elif why != said or loop.time() - said_at > REMIND:
+            logger.warning("the bus: %s. It is tried again", why)
+            said, said_at = why, loop.time()
         await asyncio.sleep(pause)
         pause = min(2 * pause, longest)
 

@@ -407,7 +407,9 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
             if settings.contents is not None:
                 tls = settings.tls is not None or settings.insecure
                 settings.contents.check(
-                    has_blobs=settings.blobs is not None, may_listen=tls, insecure=settings.insecure
+                    has_blobs=settings.blobs is not None or is_gateway,
+                    may_listen=tls,
+                    insecure=settings.insecure,
                 )
             if settings.identities is not None and settings.open:
                 raise ValueError(

@@ -72,6 +72,7 @@ def storage_elsewhere(folder: Path, place: StoredElsewhere) -> RunStorage:
         # The address is not shown: it may have a password.
         known = " or ".join(f"{name}://" for name in LEDGERS)
         text = f"{folder}: the address of a ledger (ledger = ...) has to begin with {known}"
+        text += ": change ledger in the service file, or in stores.toml of a run that has begun"
         raise StoreError(Code.UNKNOWN_CONTENT, text)
     return LEDGERS[scheme](folder, place)
 

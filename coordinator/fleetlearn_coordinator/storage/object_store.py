@@ -6,7 +6,9 @@ where the store's own tools do: in the environment, or from the machine.
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,10 +25,14 @@ from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableEr
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
+logger = logging.getLogger("fleetlearn.coordinator")
+
 TIMEOUT = timedelta(minutes=10)
 """That one request may take: a model is read by one, and written by one for each 5 MiB."""
 PATIENCE = timedelta(seconds=60)
 """For which a request is tried again."""
+SLOW = 8.0
+"""Seconds after which the log says that a small object has not come."""
 ON_THE_WAY = "HTTP error: "
 """In obstore's errors: the store gave no whole answer."""
 PAUSE = 0.2
@@ -69,6 +75,23 @@ class Objects:
         """Return where an object is, for messages to people."""
         return f"{self.where}/{key}"
 
+    def _no_bucket(self) -> StoreError:
+        text = f"{self.where}: there is no such bucket; make it with the store's own tools"
+        return StoreError(Code.UNKNOWN_CONTENT, text)
+
+    @contextmanager
+    def _said_if_slow(self) -> Iterator[None]:
+        """Say within the block that the object store does not answer, if it takes long."""
+        text = "%s: the object store has not answered for %d s; it is tried for %d s in all"
+        args = text, self.where, SLOW, PATIENCE.total_seconds()
+        saying = threading.Timer(SLOW, logger.warning, args)
+        saying.daemon = True
+        saying.start()
+        try:
+            yield
+        finally:
+            saying.cancel()
+
     @contextmanager
     def _named(self, what: str, key: str) -> Iterator[None]:
         try:
@@ -76,6 +99,8 @@ class Objects:
         except FileNotFoundError:
             raise StoreError(Code.UNKNOWN_CONTENT, f"{self.name(key)} is missing") from None
         except self._obstore.exceptions.BaseError as error:
+            if what == "listed" and "404 Not Found" in str(error):
+                raise self._no_bucket() from None
             text = f"{self.name(key)} cannot be {what} now: {_short(error)}"
             raise StoreUnavailableError(Code.BUSY, text) from None
         except OSError as error:
@@ -111,8 +136,7 @@ class Objects:
             try:
                 return self._obstore.put(self._store, key, content)
             except FileNotFoundError:
-                text = f"{self.where}: there is no such bucket; make it with the store's own tools"
-                raise StoreError(Code.UNKNOWN_CONTENT, text) from None
+                raise self._no_bucket() from None
 
         if isinstance(content, Path | bytes):
             self._ask("written", key, write)
@@ -123,9 +147,10 @@ class Objects:
     def read(self, key: str) -> bytes | None:
         """Return a small object's bytes; None: it is not there. Raises StoreUnavailableError."""
         try:
-            return self._ask(
-                "read", key, lambda: bytes(self._obstore.get(self._store, key).bytes())
-            )
+            with self._said_if_slow():
+                return self._ask(
+                    "read", key, lambda: bytes(self._obstore.get(self._store, key).bytes())
+                )
         except StoreUnavailableError:
             raise
         except StoreError:

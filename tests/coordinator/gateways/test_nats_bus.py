@@ -268,6 +268,25 @@ def test_an_engine_that_takes_the_run_over_is_heard_at_once(server: NatsServer) 
     asyncio.run(test())
 
 
+def test_a_gateway_that_no_engine_process_answers_says_so_once(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        with caplog.at_level(logging.INFO):
+            both = Pair(server)
+            both._gateway.begin()
+            words = "no engine process answers at fleetlearn.digits~v2.hello.berlin"
+            await until(lambda: words in caplog.text)
+            await asyncio.sleep(1.0)  # 20 beats more, in which no second line comes
+            assert caplog.text.count(words) == 1
+            await both.listener.listen()
+            await both.speak()
+            assert f"this is gateway {FIRST}" in caplog.text
+            await both.end()
+
+    asyncio.run(test())
+
+
 USERS = """
 authorization {{
   users = [
@@ -305,6 +324,8 @@ def test_each_user_needs_its_own_subjects_alone(
                 both._gateway.begin()
                 await both.listener.listen()
                 await until(lambda: "does not allow what is needed" in caplog.text)
+                await asyncio.sleep(0.5)  # in which it is tried again, without another line
+                assert caplog.text.count("does not allow what is needed") == 1
                 assert not both.gateway.buses
             await both.end()
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fleetlearn_coordinator.storage import object_store
-from fleetlearn_coordinator.storage.errors import StoreUnavailableError
+from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.object_store import Objects
+from processes import free_port
 
 CONTENT = b"0123456789"
 LISTED = b"""<?xml version="1.0"?><ListBucketResult><IsTruncated>false</IsTruncated><Contents>
@@ -94,3 +97,29 @@ def test_it_is_not_asked_for_ever(store: type[Breaks], monkeypatch: pytest.Monke
     with pytest.raises(StoreUnavailableError, match="runs/a cannot be removed now"):
         Objects("s3://bucket/runs").remove(["a"])
     assert len(store.asked) > 2
+
+
+def test_a_bucket_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("moto")
+    from object_server import BUCKET, object_server
+
+    with object_server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        assert Objects(f"s3://{BUCKET}/fleet").keys("") == []
+        with pytest.raises(StoreError, match="s3://nobody/fleet: there is no such bucket") as found:
+            Objects("s3://nobody/fleet").keys("")
+        assert not isinstance(found.value, StoreUnavailableError)
+
+
+def test_a_store_that_is_not_there_is_said_before_it_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(object_store, "SLOW", 0.2)
+    monkeypatch.setattr(object_store, "PATIENCE", timedelta(seconds=1))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "tests")
+    with caplog.at_level(logging.WARNING), pytest.raises(StoreUnavailableError, match="owner"):
+        Objects("s3://bucket/fleet").read("owner")
+    assert "s3://bucket/fleet: the object store has not answered" in caplog.text
