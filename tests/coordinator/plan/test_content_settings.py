@@ -35,6 +35,7 @@ def test_mistakes_are_named(service: dict[str, Any], contents: dict[str, Any], n
         ({}, {"address": "http://127.0.0.1:8080"}),
         ({"insecure": True}, {"address": "http://cdn.example.org", "host": "0.0.0.0"}),
         ({"blobs": "s3://bucket/fleet"}, {"address": "store"}),
+        ({"bus": "nats://nats.example.org", "gateway": {"run": "digits"}}, {"address": "store"}),
     ],
 )
 def test_what_is_allowed(service: dict[str, Any], contents: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from fleetlearn_protocol.errors import Code
 from fleetlearn_protocol.messages import CheckIn
 
 from fleetlearn_coordinator.aggregation.regional_round import RegionalWeights
+from fleetlearn_coordinator.network.peer_log import say_seldom
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import RegionEnded
 from fleetlearn_coordinator.rounds.engine import Engine
@@ -43,6 +44,12 @@ class RunRegions:
         ``gateway``: as in ``RegionsSection.region_of``."""
         if self._section is None:
             return ""
+        if gateway is not None and gateway not in self._section.named:
+            say_seldom(
+                f'region = "{gateway}" of a service file',
+                f"the plan has no such region, but {', '.join(self._section.named)}. Devices that "
+                "connect there are placed by their tags and names alone",
+            )
         return self._section.region_of(check_in.device, check_in.tags, gateway)
 
     def why_not(self, check_in: CheckIn, gateway: str | None) -> str:
