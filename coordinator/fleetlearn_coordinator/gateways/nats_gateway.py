@@ -144,8 +144,7 @@ class NatsGateway:
         name = offered.engine, offered.bus
         publish = partial(self._line.publish, self._place.subjects.up(self._name, *name))
         self._beats, self._current = 0, name
-        if self._unanswered:
-            logger.info("the bus: an engine process answers; this is gateway %d", offered.number)
+        logger.info("the bus: an engine process answers; this is gateway %d", offered.number)
         self._unanswered = -1
         self._bus = NatsBus(publish, self._line.longest, self._bus_over)
         self._numbered(offered.number)
