@@ -646,8 +646,13 @@ class Trainer:
         return found.loss_sum / found.examples
 
     def _read_vector(self, reference: VectorReference) -> Vector:
-        """Raises ProtocolError on a vector that is not finite."""
-        content = self._contents.vector(reference.sha256)
+        """Raises ProtocolError on a vector that is not finite, StoppedError."""
+        try:
+            content = self._contents.vector(reference.sha256)
+        except FileNotFoundError:
+            if self.halt.is_set():  # the task was cancelled, and the next one's model replaced its
+                raise StoppedError("the task was cancelled before training began") from None
+            raise
         encoding = find_encoding(reference.encoding)
         encoding.check(content)
         return encoding.decode(content)

@@ -313,6 +313,22 @@ def test_a_training_that_was_stopped_leaves_nothing(state: StateDirectory, full:
     assert do(trainer, state, full, 1).contents[0].tobytes() == expected.contents[0].tobytes()
 
 
+def test_a_task_whose_model_was_replaced_before_it_began_was_stopped(
+    state: StateDirectory, full: Bundle
+) -> None:
+    """It was cancelled while its training waited for the thread; the next task's model came."""
+    trainer = Trainer(state, DATA, "onnx", 1)
+    given, after = task(full, 1), task(full, 2)
+    bring(state, full, given)
+    bring(state, full, after)
+    state.contents.vector_path(given.vectors[0].sha256).unlink(missing_ok=True)
+    with pytest.raises(FileNotFoundError):
+        trainer.train(given, 100.0)
+    trainer.halt.set()
+    with pytest.raises(StoppedError, match="before training began"):
+        trainer.train(given, 100.0)
+
+
 def test_an_update_that_nobody_took_leaves_the_personal_part_trained(
     state: StateDirectory, full: Bundle
 ) -> None:
