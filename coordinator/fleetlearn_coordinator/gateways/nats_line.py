@@ -197,11 +197,12 @@ async def open_line(addresses: str, name: str, settings: NatsSettings) -> NatsLi
                     f"({error.verify_message}): name its CA as nats.ca",
                 )
             else:
-                if isinstance(error, TimeoutError):
+                text = line.cause or text
+                if text == "TimeoutError":
                     text = f"no NATS server has answered in {CONNECT} s"
                 why = why or (
-                    f"{address} cannot be reached now: {line.cause or text}. Check that a NATS "
-                    "server listens there, and bus in the service file"
+                    f"{address} cannot be reached now: {text}. Check that a NATS server listens "
+                    "there, and bus in the service file"
                 )
         await line.close()
     raise refused or BusError(Code.BUSY, why)

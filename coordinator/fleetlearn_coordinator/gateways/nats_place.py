@@ -79,7 +79,7 @@ async def stay_connected(
         try:
             line = await open_line(place.addresses, name, place.settings)
         except BusError as error:
-            why = error.text
+            why = same = error.text
         else:
             began = loop.time()
             try:
@@ -88,8 +88,9 @@ async def stay_connected(
                 logger.debug("the bus: %s", in_words(error))
             finally:
                 await line.close()
-            why = ""
+            why = same = ""
             if line.is_denied:
+                same = "denied"  # the server names another subject each time
                 why = (
                     f"the NATS server does not allow what is needed ({line.cause}): give the user "
                     "of [nats] the permissions of docs/operate/nats.md, or mend run and name in "
@@ -99,9 +100,9 @@ async def stay_connected(
                 pause = RETRY[0]
         if not why:
             said = ""
-        elif why != said or loop.time() - said_at > REMIND:
+        elif same != said or loop.time() - said_at > REMIND:
             logger.warning("the bus: %s. It is tried again", why)
-            said, said_at = why, loop.time()
+            said, said_at = same, loop.time()
         await asyncio.sleep(pause)
         pause = min(2 * pause, longest)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleetlearn_coordinator.gateways import nats_bus
+from fleetlearn_coordinator.gateways import nats_bus, nats_line
 from fleetlearn_coordinator.gateways.nats_bus import NatsBus
 from fleetlearn_coordinator.gateways.nats_gateway import NatsGateway
 from fleetlearn_coordinator.gateways.nats_line import BusError, open_line
@@ -412,7 +412,11 @@ def test_with_a_file_of_credentials(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
-def test_the_first_server_that_answers_is_used(server: NatsServer) -> None:
+def test_the_first_server_that_answers_is_used(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_line, "CONNECT", 1)
+
     async def test() -> None:
         both = Pair(server)
         dead = f"nats://127.0.0.1:{free_port()}"
@@ -422,6 +426,10 @@ def test_the_first_server_that_answers_is_used(server: NatsServer) -> None:
         await both.end()
         with pytest.raises(BusError, match=f"{dead} cannot be reached now: .*[Cc]onnect"):
             await open_line(dead, "test", NatsSettings())
+        async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0) as other:
+            silent = f"nats://127.0.0.1:{other.sockets[0].getsockname()[1]}"
+            with pytest.raises(BusError, match=f"{silent} .*no NATS server has answered"):
+                await open_line(silent, "test", NatsSettings())
 
     asyncio.run(test())
 
