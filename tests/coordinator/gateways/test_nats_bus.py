@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -426,8 +427,8 @@ def test_the_first_server_that_answers_is_used(
         await both.end()
         with pytest.raises(BusError, match=f"{dead} cannot be reached now: .*[Cc]onnect"):
             await open_line(dead, "test", NatsSettings())
-        async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0) as other:
-            silent = f"nats://127.0.0.1:{other.sockets[0].getsockname()[1]}"
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            silent = f"nats://127.0.0.1:{other.getsockname()[1]}"
             with pytest.raises(BusError, match=f"{silent} .*no NATS server has answered"):
                 await open_line(silent, "test", NatsSettings())
 
