@@ -23,7 +23,8 @@ CHECK_IN_PATIENCE = 2.0
 DRAIN_TIMEOUT = 20.0
 """Seconds after which the connections that are left are ended all at once."""
 PACE = 1000.0
-"""Connections that are ended in a second: what another process takes in beside its other work."""
+"""Connections that are ended in a second: what another process takes in beside its other work.
+More, where there are so many that they would not all leave in TRANSFER_PATIENCE seconds."""
 TURN = 0.05
 """Seconds between looks."""
 
@@ -34,10 +35,11 @@ async def drain(host: GatewayHost, hurried: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     host.accept_no_more()
     began, count = loop.time(), len(host.devices)
+    pace = max(PACE, len(host.connections) / TRANSFER_PATIENCE)
     ended: set[ConnectionDriver] = set()
     waited, allowed = 0.0, 0.0
     while (there := _made(host)) and waited < DRAIN_TIMEOUT and not hurried.is_set():
-        allowed = min(allowed, 0.0) + PACE * TURN
+        allowed = min(allowed, 0.0) + pace * TURN
         for driver in there:
             if allowed >= 1.0 and driver not in ended and may_go(host, driver, waited):
                 driver.connection.end(1001, "connect again", reading=True)

@@ -119,6 +119,17 @@ async def test_they_are_sent_a_few_at_a_time(
 
 
 @run_async
+async def test_many_leave_faster(make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "PACE", 0.1)
+    monkeypatch.setattr(draining, "TRANSFER_PATIENCE", 0.5)
+    async with gateway_fleet(make_plan(round__goal=20)) as behind:
+        devices = [await behind.join(f"device-{number}", 0) for number in range(10)]
+        async with asyncio.timeout(draining.DRAIN_TIMEOUT / 2):
+            await drain(behind.gateways[0], asyncio.Event())
+        assert [await device.closed() for device in devices] == [1001] * 10
+
+
+@run_async
 async def test_who_hurries_it_waits_for_nothing(tmp_path: Path) -> None:
     async with gateway_fleet(large_plan(tmp_path)) as behind:
         a = await behind.join("a", 0)
