@@ -124,6 +124,17 @@ def test_what_is_printed_otherwise_is_noticed(printed: str, status: int, tmp_pat
         typed.assert_shown(command, printed, status, tmp_path)
 
 
+class WithLabels(nn.Module):
+    """Is given labels, and returns no loss of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": self.layer(x)}
+
+
 class Applied(nn.Module):
     """A linear layer, put to use by a function."""
 
@@ -190,6 +201,9 @@ def refused(words: str) -> dict[str, Any]:
         given |= {"model": nn.Linear(6, 3).double(), "example": (X.double(), Y)}
     elif words.startswith("expected a scalar"):
         given["loss"] = nn.CrossEntropyLoss(reduction="none")
+    elif words.startswith("loss= was not given"):
+        del given["loss"]
+        given["model"] = WithLabels()
     elif words == "it is a sum":
         given["loss"] = nn.CrossEntropyLoss(reduction="sum")
     elif words.startswith("no output"):

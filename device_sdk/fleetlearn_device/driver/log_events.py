@@ -14,6 +14,7 @@ EVENTS: Mapping[str, str] = {
     "no-task": "there was no task for a while: after 10 minutes, 20, 40, then once a day",
     "task-given": "the coordinator gave a task",
     "fetching": "a file of the bundle, or a model, is fetched",
+    "no-http": "a file or a model is fetched by the WebSocket, since its URL was of no use",
     "training": "the training of a task began",
     "trained": "the training of a task ended",
     "masking": "the update is masked, as it is known now what it counts",

@@ -348,13 +348,14 @@ def test_the_page_has_every_command_and_status() -> None:
 
 ENDLESS = {
     "serve service.toml": "",
+    "serve-gateway gateway.toml": "",
     "status digits.toml --watch": "digits: running",
     "tail service.toml": "round 1 begins",
     "view digits.run": "http://127.0.0.1:",
     "helper serve helper/helper.toml": "",
 }
 """Commands of the page that go on until they are ended -> what they say at once. A coordinator is
-served already."""
+served already, and a gateway on another machine needs NATS and an object store."""
 
 
 def test_the_page_s_commands_can_be_typed(
