@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-PATHS = list(sys.path)
-# Its files import each other by their names, and those of a folder in it.
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import _simulated_day
 import capacity
 
-sys.path[:] = PATHS  # the files' names are other packages' too: float16
+# The files' names are other packages' too, such as float16: nobody else is to find them.
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
+sys.path[:] = [path for path in sys.path if not path.startswith(BENCHMARKS)]
 
 COSTS = capacity.Costs(0.1, 0.4, 0.5, 0.2, 1.0, 2.0, 0.048, 0.002, 16.0, 1.0)
 USE = capacity.Use(86_400_000, 1.0, 0.1, 1.5, 100.0, 1.0, 2**20 / 1e6, 2**20 / 1e6, 2.0, 0.5)
