@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.settings import Settings
@@ -19,6 +20,28 @@ TOGETHER = 100
 """Asynchronously, slots that come free are given together as soon as one in this number is free. To
 choose a device and to tell it its task alone costs several times as much as among a hundred, and
 the others wait for a hundredth of the time that a task takes."""
+
+
+class GatheringRounds(Protocol):
+    """Rounds that wait for more devices than their minimum."""
+
+    settings: Settings
+    gather_until: float | None
+
+
+def gathered(rounds: GatheringRounds, goal: bool, minimum: bool, now: float) -> bool:
+    """Return whether a round may open: at once where the ``goal`` is there, else once the
+    ``minimum`` has been there for ``Settings.gather`` seconds."""
+    if not goal:
+        if not minimum:
+            rounds.gather_until = None
+            return False
+        if rounds.gather_until is None:
+            rounds.gather_until = now + rounds.settings.gather
+        if now < rounds.gather_until:
+            return False
+    rounds.gather_until = None
+    return True
 
 
 @dataclass(slots=True)
@@ -40,16 +63,9 @@ class SynchronousRounds:
     def may_open(self, idle: int, waiting: int, now: float) -> bool:
         """Return whether a round may open now. ``waiting`` devices are there; ``idle`` of them are
         not in doubt. Early reports and leases of the round before count for both."""
-        if idle < self.settings.goal:  # else devices that check in later fill what is free
-            if waiting < self.settings.minimum:
-                self.gather_until = None
-                return False
-            if self.gather_until is None:
-                self.gather_until = now + self.settings.gather
-            if now < self.gather_until:
-                return False
-        self.gather_until = None
-        return True
+        # Where the goal is there, devices that check in later fill what is free.
+        goal, minimum = self.settings.goal, self.settings.minimum
+        return gathered(self, idle >= goal, waiting >= minimum, now)
 
     def parts(self) -> Sequence[str | None]:
         """Return the parts of the open round that take devices: its open regions, by name, or None

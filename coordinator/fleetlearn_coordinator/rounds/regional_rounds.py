@@ -22,7 +22,11 @@ from math import inf
 from typing import Literal, NamedTuple, TypeAlias
 
 from fleetlearn_coordinator.rounds.lease_book import LeaseBook
-from fleetlearn_coordinator.rounds.participation import BufferedAsynchronous, SynchronousRounds
+from fleetlearn_coordinator.rounds.participation import (
+    BufferedAsynchronous,
+    SynchronousRounds,
+    gathered,
+)
 from fleetlearn_coordinator.rounds.regional_book import RegionalBook
 from fleetlearn_coordinator.rounds.selection import Selection
 from fleetlearn_coordinator.rounds.settings import RegionSettings, Settings
@@ -92,17 +96,9 @@ class RegionalRounds:
         """Return whether a round may open now: at once where each region has devices for its goal,
         else once enough regions have had their minimum for ``Settings.gather`` seconds."""
         here, rules = self.selection, self.rules.values()
-        if not all(here.ready_in(rule.name) >= rule.goal for rule in rules):
-            able = sum(here.waiting_in(rule.name) >= rule.minimum for rule in rules)
-            if able < self.minimum:
-                self.gather_until = None
-                return False
-            if self.gather_until is None:
-                self.gather_until = now + self.settings.gather
-            if now < self.gather_until:
-                return False
-        self.gather_until = None
-        return True
+        full = all(here.ready_in(rule.name) >= rule.goal for rule in rules)
+        able = sum(here.waiting_in(rule.name) >= rule.minimum for rule in rules)
+        return gathered(self, full, able >= self.minimum, now)
 
     def parts(self) -> Sequence[str | None]:
         """Return the regions that are open."""
