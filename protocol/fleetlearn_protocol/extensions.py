@@ -1,0 +1,275 @@
+"""Own algorithms: functions of other packages that a plan, a task, a scenario or a service names.
+
+An *extension* is a function with keyword parameters, a factory. What it returns takes the place of
+one of ours: an aggregator, a server optimizer, a function of staleness. An *extension point* is a
+place that takes such a factory. It is named in one of three ways:
+
+- ``my_package.rules:clipped_mean``: a module and a function in it. The module must be listed by the
+  person who runs the process (``allow``).
+- ``clipped_mean``: an entry point of this name, in the group ``fleetlearn.`` + the point's name, of
+  an installed package whose module is listed.
+- ``clipped_mean``: a factory that Python code gave to ``register``.
+
+Plans and tasks may come from other people, so a name in one never imports a module that is not
+listed, and a package that is only installed is never imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar, cast, get_type_hints
+
+import msgspec
+
+from fleetlearn_protocol.user_errors import in_one_line
+
+T = TypeVar("T")
+Factory = Callable[..., Any]
+
+GROUP = "fleetlearn"
+"""What the groups of entry points begin with: ``fleetlearn.aggregator``."""
+_MODULE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+_NAME = re.compile(rf"{_MODULE}:[A-Za-z_]\w*")
+_SHORT = re.compile(r"[A-Za-z_][\w-]*")
+
+
+class ExtensionError(ValueError):
+    """An extension cannot be had, or does not do what its point expects. The text is for people."""
+
+
+@dataclass(frozen=True)
+class ExtensionPoint(Generic[T]):
+    """A place that takes extensions."""
+
+    name: str
+    """In words, such as ``server optimizer``. Its group of entry points has dashes for spaces."""
+    returns: type[T] | tuple[type, ...]
+    """What a factory must return: an instance of one of these. ``object``: a function."""
+    is_callable: bool = False
+    """Whether a factory must return a function."""
+
+    @property
+    def group(self) -> str:
+        """The group of its entry points."""
+        return f"{GROUP}.{self.name.replace(' ', '-')}"
+
+
+class Origin(NamedTuple):
+    """Where an extension comes from. A run remembers it, and says when it has changed."""
+
+    name: str
+    """As it was named."""
+    version: str
+    """Of the distribution that has its module; empty where no installed distribution has it."""
+    source: str
+    """The first 16 hexadecimal digits of the SHA-256 of its module's file; empty: it has none."""
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *filter(None, [self.version, self.source])])
+
+
+@dataclass
+class _Known:
+    modules: list[str] = field(default_factory=list)
+    registered: dict[tuple[str, str], Factory] = field(default_factory=dict)
+
+
+_known = _Known()
+
+
+def allow(modules: Iterable[str], folder: Path | None = None) -> None:
+    """Let extensions of these modules, and of the modules within them, be named from now on.
+
+    ``folder``: where modules are looked for too, after all other places. Raises ExtensionError
+    where a module's name is none, or no such module is there. Nothing is imported.
+    """
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.append(str(folder))  # last, so that a file there hides no installed module
+    for module in modules:
+        if not re.fullmatch(_MODULE, module):
+            raise ExtensionError(
+                f"{module!r} is no module's name; it takes one such as my_package or "
+                "my_package.rules, without the function"
+            )
+        root = module.partition(".")[0]
+        if root not in sys.modules and importlib.util.find_spec(root) is None:
+            beside = "" if folder is None else f", and in {folder}"
+            raise ExtensionError(
+                f"the module {module} is not there: it is looked for among the installed ones"
+                f"{beside}. Install its package in this environment ({sys.prefix})"
+            )
+        if module not in _known.modules:
+            _known.modules.append(module)
+
+
+def allowed_modules() -> tuple[str, ...]:
+    """Return the listed modules."""
+    return tuple(_known.modules)
+
+
+def register(point: ExtensionPoint[Any], name: str, factory: Factory) -> None:
+    """Let a plan name the factory by this short name, at this point, in this process.
+
+    Raises ExtensionError where the name is not one of letters, digits, _ and -, or is taken by
+    another factory.
+    """
+    if not _SHORT.fullmatch(name):
+        raise ExtensionError(
+            f"{name!r} cannot be the name of a {point.name}: it takes letters, digits, _ and -"
+        )
+    there = _known.registered.setdefault((point.name, name), factory)
+    if there is not factory:
+        raise ExtensionError(
+            f"there is a {point.name} {name} already, {there.__module__}:{there.__qualname__}; "
+            "choose another name"
+        )
+
+
+def names(point: ExtensionPoint[Any]) -> list[str]:
+    """Return the short names that the point takes beside ours, sorted. Nothing is imported."""
+    return sorted({*_registered(point), *_entry_points(point)})
+
+
+def is_extension(point: ExtensionPoint[Any], name: object) -> bool:
+    """Return whether the name is an extension's: one with a colon, or a known short one."""
+    return isinstance(name, str) and (":" in name or name in names(point))
+
+
+def make(point: ExtensionPoint[T], name: str, parameters: Mapping[str, Any], where: str) -> T:
+    """Return what the extension's factory returns for these parameters.
+
+    ``where`` is the key that names it, for errors, such as ``aggregation.aggregator``; parameters
+    are in the table ``parameters`` beside that key. Raises ExtensionError.
+    """
+    factory = find(point, name, where)
+    values = _checked(factory, parameters, f"{where} = {name!r}")
+    try:
+        made = factory(**values)
+    except Exception as error:
+        raise ExtensionError(f"{where} = {name!r} cannot be made: {in_one_line(error)}") from error
+    if not isinstance(made, point.returns) or (point.is_callable and not callable(made)):
+        kinds = point.returns if isinstance(point.returns, tuple) else (point.returns,)
+        wanted = "a function" if point.is_callable else " or ".join(k.__name__ for k in kinds)
+        raise ExtensionError(
+            f"{where} = {name!r}: {factory.__qualname__}() returned a {type(made).__name__}; a "
+            f"{point.name} is {wanted}"
+        )
+    return cast(T, made)
+
+
+def find(point: ExtensionPoint[Any], name: str, where: str) -> Factory:
+    """Return the extension's factory, which imports its module. ``where`` is for errors. Raises
+    ExtensionError."""
+    registered = _registered(point)
+    if name in registered:
+        return registered[name]
+    entry_points = _entry_points(point)
+    target = entry_points.get(name, name)
+    if not _NAME.fullmatch(target):
+        takes = "one such as my_package:my_function"
+        raise ExtensionError(f"{where} = {name!r} is no extension's name; it takes {takes}")
+    module_name, _, function = target.partition(":")
+    if not _is_allowed(module_name):
+        raise ExtensionError(
+            f"{where} = {name!r}: the module {module_name} is not allowed here. Whoever runs this "
+            f'process lists it: [plugins] modules = ["{module_name}"] in the service file, '
+            f"--plugin {module_name} on the command line"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ExtensionError(
+            f"{where} = {name!r}: the module {module_name} cannot be imported: {in_one_line(error)}"
+        ) from error
+    factory = getattr(module, function, None)
+    if not callable(factory):
+        file = getattr(module, "__file__", None) or module_name
+        raise ExtensionError(
+            f"{where} = {name!r}: {file} has no function {function}; expected one with keyword "
+            f"parameters that returns a {point.name}"
+        )
+    return factory  # type: ignore[no-any-return]  # callable() says no more
+
+
+def origin(point: ExtensionPoint[Any], name: str, where: str) -> Origin:
+    """Return where the extension comes from. ``where`` is for errors. Raises ExtensionError."""
+    factory = find(point, name, where)
+    module = inspect.getmodule(factory)
+    file = None if module is None else getattr(module, "__file__", None)
+    source = "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    root = "" if module is None else module.__name__.partition(".")[0]
+    found = metadata.packages_distributions().get(root, [])
+    return Origin(name, metadata.version(found[0]) if found else "", source)
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Within the block nothing is allowed or registered but what the block allows and registers.
+    For tests."""
+    global _known
+    before, _known = _known, _Known()
+    path = [*sys.path]
+    try:
+        yield
+    finally:
+        _known, sys.path[:] = before, path
+
+
+def _registered(point: ExtensionPoint[Any]) -> dict[str, Factory]:
+    return {name: made for (of, name), made in _known.registered.items() if of == point.name}
+
+
+def _entry_points(point: ExtensionPoint[Any]) -> dict[str, str]:
+    """Return short name -> module:function, of installed packages whose modules are listed."""
+    if not _known.modules:
+        return {}
+    return {
+        each.name: each.value
+        for each in metadata.entry_points(group=point.group)
+        if _is_allowed(each.module)
+    }
+
+
+def _is_allowed(module: str) -> bool:
+    return any(module == each or module.startswith(f"{each}.") for each in _known.modules)
+
+
+def _checked(factory: Factory, parameters: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return the parameters in the types of the factory's signature. Raises ExtensionError."""
+    signature = {
+        name: each
+        for name, each in inspect.signature(factory).parameters.items()
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    }
+    takes = ", ".join(signature) or "none"
+    if surplus := sorted(set(parameters) - set(signature)):
+        raise ExtensionError(f"{what} has no parameter {', '.join(surplus)}; it takes {takes}")
+    missing = [
+        name
+        for name, each in signature.items()
+        if each.default is each.empty and name not in parameters
+    ]
+    if missing:
+        raise ExtensionError(f"{what} needs the parameters {', '.join(missing)} too")
+    try:
+        hints = get_type_hints(factory, include_extras=True)
+    except Exception:  # names that exist for type checkers alone: the function itself must check
+        hints = {}
+    values = {}
+    for name, given in parameters.items():
+        try:
+            values[name] = msgspec.convert(given, hints.get(name, Any))
+        except msgspec.ValidationError as error:
+            raise ExtensionError(
+                f"{what}: the parameter {name} = {given!r} is refused: {error}"
+            ) from None
+    return values
