@@ -81,6 +81,8 @@ class Origin(NamedTuple):
 class _Known:
     modules: list[str] = field(default_factory=list)
     registered: dict[tuple[str, str], Factory] = field(default_factory=dict)
+    made: dict[tuple[str, str, bytes], Any] = field(default_factory=dict)
+    """Point, name and parameters as JSON -> what was made of them."""
 
 
 _known = _Known()
@@ -164,6 +166,16 @@ def make(point: ExtensionPoint[T], name: str, parameters: Mapping[str, Any], whe
             f"{point.name} is {wanted}"
         )
     return cast(T, made)
+
+
+def make_once(point: ExtensionPoint[T], name: str, parameters: Mapping[str, Any], where: str) -> T:
+    """Return what ``make`` returns, and the same object for the same name and parameters in this
+    process: for what is without state, and is asked for often. Raises ExtensionError."""
+    encoded = msgspec.json.encode(parameters, enc_hook=str, order="deterministic")
+    key = point.name, name, encoded
+    if key not in _known.made:
+        _known.made[key] = make(point, name, parameters, where)
+    return cast(T, _known.made[key])
 
 
 def find(point: ExtensionPoint[Any], name: str, where: str) -> Factory:

@@ -8,14 +8,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fleetlearn_simulator.errors import SimulatorError
+    from fleetlearn_simulator.population.availability_laws import AvailabilityLaw, in_slots
+    from fleetlearn_simulator.population.devices import Devices
+    from fleetlearn_simulator.population.failure_laws import VanishingTasks
     from fleetlearn_simulator.results.measured import load_results
     from fleetlearn_simulator.run import Options, Outcome, simulate
     from fleetlearn_simulator.scenario.scenario import Scenario
 
-__all__ = ["Options", "Outcome", "Scenario", "SimulatorError", "load_results", "simulate"]
+__all__ = [
+    "AvailabilityLaw",
+    "Devices",
+    "Options",
+    "Outcome",
+    "Scenario",
+    "SimulatorError",
+    "VanishingTasks",
+    "in_slots",
+    "load_results",
+    "simulate",
+]
 
 _MODULES = {
     "errors": ("SimulatorError",),
+    "population.availability_laws": ("AvailabilityLaw", "in_slots"),
+    "population.devices": ("Devices",),
+    "population.failure_laws": ("VanishingTasks",),
     "results.measured": ("load_results",),
     "run": ("Options", "Outcome", "simulate"),
     "scenario.scenario": ("Scenario",),

@@ -37,7 +37,7 @@ with needs("fleetlearn-simulate", "simulator"):
     from fleetlearn_simulator.fleet.fleet import Fleet
     from fleetlearn_simulator.interrupts import STOP_REQUESTED, begin_worker, interruptible
     from fleetlearn_simulator.peers import peers_command
-    from fleetlearn_simulator.results.family_runs import backend_words, member_words
+    from fleetlearn_simulator.results.family_runs import backend_words, member_words, own_words
     from fleetlearn_simulator.results.private_runs import NOT_RELEASED, privacy_words
     from fleetlearn_simulator.results.replayed_run import replayed_runs
     from fleetlearn_simulator.results.run_folder import CHECKPOINT, SCENARIO, SUMMARY
@@ -89,6 +89,17 @@ EngineOption = Annotated[
         help="processes (of this machine) or ray (of a Ray cluster; the results are the same).",
     ),
 ]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="MODULE",
+        help=(
+            "A module whose functions the scenario and its plan may name: an installed one, or one "
+            "in the scenario's folder. Repeatable."
+        ),
+    ),
+]
 RayAddress = Annotated[
     str | None,
     typer.Option(
@@ -132,11 +143,12 @@ def run(
     engine: EngineOption = "processes",
     ray_address: RayAddress = None,
     provider: ProviderOption = "cpu",
+    plugin: Plugins = None,
 ) -> None:
     """Run a scenario, or all runs of its sweep. Ctrl-C and SIGTERM stop it cleanly; `resume`
     continues."""
     with _errors():
-        runs = expand(Scenario.load(scenario))
+        runs = expand(Scenario.load(scenario, plugin or ()))
         folder = output or scenario.with_name(f"{scenario.stem}.sim")
         if any((folder / name).exists() for name in (SUMMARY, CHECKPOINT)) or any(
             folder.glob(f"*/{SCENARIO}")
@@ -359,6 +371,8 @@ def _summarise(outcome: Outcome) -> None:
         table.add_row("held-out data", f"{summary['held_out']}: {QUALITY}")
     for title, words in member_words(summary):
         table.add_row(title, words)
+    if own := own_words(summary):
+        table.add_row("own", own)
     table.add_row("back end", backend_words(summary))
     page = outcome.folder / "report.html"
     if page.exists():

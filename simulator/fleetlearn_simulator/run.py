@@ -31,7 +31,10 @@ from fleetlearn_simulator.fleet.checkpoint import restore, state_of
 from fleetlearn_simulator.fleet.fleet import Fleet
 from fleetlearn_simulator.fleet.spoilt_updates import LITTLE
 from fleetlearn_simulator.interrupts import STOP_REQUESTED
+from fleetlearn_simulator.population.availability import availability_law
+from fleetlearn_simulator.population.failure_laws import own_law
 from fleetlearn_simulator.population.members import count_members
+from fleetlearn_simulator.results.family_runs import OWN
 from fleetlearn_simulator.results.model_tests import MemberTest, add_tests, tested_member
 from fleetlearn_simulator.results.run_folder import (
     CHECKPOINT,
@@ -50,6 +53,7 @@ from fleetlearn_simulator.results.run_folder import (
     write_whole,
 )
 from fleetlearn_simulator.results.secure_runs import secure_words
+from fleetlearn_simulator.scenario.own_algorithms import allow_plugins, own_algorithms
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.choice import (
     BackendChoice,
@@ -148,6 +152,7 @@ def simulate(
     BundleError; the folder is unchanged then.
     """
     folder = Path(folder or f"{scenario.name}.sim")
+    check_own_algorithms(scenario)
     bundles = run_bundles(scenario)
     source = source_of_run(scenario, bundles)
     checkpoint = read_checkpoint(folder) if resume else None
@@ -225,6 +230,13 @@ def simulate(
     summary = summary_of(fleet) | {"backend": to_json(kinds), "why": why}
     write_json(folder / SUMMARY, summary)
     return Outcome(folder, summary, fleet.model)
+
+
+def check_own_algorithms(scenario: Scenario) -> None:
+    """Make what the scenario names of other packages. Raises SimulatorError."""
+    allow_plugins(scenario)
+    availability_law(scenario)
+    own_law(scenario)
 
 
 def _read_history(fleet: Fleet, folder: Path) -> None:
@@ -382,6 +394,7 @@ def prepare_sweep(runs: Sequence[Scenario], folder: Path, options: Options) -> N
     contents = []
     with threadpool_limits(1):  # as in ``simulate``: the last bits of products depend on it
         for run in runs:
+            check_own_algorithms(run)
             opened = open_bundles(run.plan)
             bundles = opened if run.plan.family else {"": next(iter(opened.values()))}
             # Of which devices a member is decides whose arrays its function makes.
@@ -433,6 +446,7 @@ def summary_of(fleet: Fleet) -> dict[str, Any]:
             else {}
         ),
         "model": digest(fleet.model),
+        **_own_part(fleet),
         **_members_part(fleet),
         **_held_out_part(fleet),
         **_result_part(fleet),
@@ -443,6 +457,13 @@ def _result_part(fleet: Fleet) -> dict[str, Any]:
     """Return what a run without a model found."""
     computation = fleet.coordinator.rules.computation
     return {} if computation is None else {"result": computation.result(fleet.model)}
+
+
+def _own_part(fleet: Fleet) -> dict[str, Any]:
+    """Return what the run used of other packages: key of the scenario -> name, version and
+    source."""
+    found = {each.where: str(each.origin) for each in own_algorithms(fleet.scenario)}
+    return {OWN: found} if found else {}
 
 
 def _members_part(fleet: Fleet) -> dict[str, Any]:

@@ -179,3 +179,15 @@ def test_the_origin_of_a_file_is_its_source(folder: Path) -> None:
     name = "lucky_package.inner:plain"
     digest = hashlib.sha256((folder / "lucky_package" / "inner.py").read_bytes()).hexdigest()[:16]
     assert extensions.origin(NUMBER, name, WHERE) == (name, "", digest)
+
+
+def test_the_same_parameters_make_it_once(folder: Path) -> None:
+    extensions.allow(["lucky_numbers"], folder)
+    name, once = "lucky_numbers:rule", extensions.make_once
+    rule = once(RULE, name, {}, WHERE)
+    assert once(RULE, name, {}, WHERE) is rule
+    assert extensions.make(RULE, name, {}, WHERE) is not rule
+    scaled = "lucky_numbers:scaled"
+    assert [once(NUMBER, scaled, {"by": by}, WHERE) for by in (2.0, 3.0)] == [4, 6]
+    with extensions.apart(), pytest.raises(ExtensionError, match="not allowed here"):
+        once(RULE, name, {}, WHERE)

@@ -25,6 +25,7 @@ from fleetlearn_coordinator.plan.bus_settings import NatsSettings, check_bus
 from fleetlearn_coordinator.plan.canary_settings import CanarySettings
 from fleetlearn_coordinator.plan.content_settings import ContentSettings
 from fleetlearn_coordinator.plan.gateway_settings import GatewaySettings
+from fleetlearn_coordinator.plan.plugins_section import PluginsSection
 from fleetlearn_coordinator.plan.toml_errors import (
     Positive,
     Section,
@@ -283,6 +284,8 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     """Default: this file is not for a gateway on another machine."""
     canary: CanarySettings | None = None
     """How canaries go, unless one is begun otherwise."""
+    plugins: PluginsSection | None = None
+    """Modules with own algorithms that plans may name. Default: none."""
 
     @property
     def own_origins(self) -> list[str]:
@@ -355,9 +358,13 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
                 "canary": CanarySettings,
                 "nats": NatsSettings,
                 "gateway": GatewaySettings,
+                "plugins": PluginsSection,
             }
             refuse_unknown(raw, "service file", cls, tables, hidden=())
             settings = read_tables(raw, "service file", cls, paths_from(Path(base)))
+            if settings.plugins is not None and settings.plugins.folder is None:
+                plugins = replace(settings.plugins, folder=Path(base).absolute())
+                settings = replace(settings, plugins=plugins)
             if settings.tls is None and not settings.insecure and not is_loopback(settings.host):
                 raise ValueError(
                     f'host = "{settings.host}" lets other machines connect, and without TLS '

@@ -22,6 +22,7 @@ import numpy as np
 from fleetlearn_protocol import Bundle
 
 from fleetlearn_simulator.data.sources import Source
+from fleetlearn_simulator.scenario.own_algorithms import own_algorithms
 from fleetlearn_simulator.scenario.scenario import KEYS, Scenario
 
 ABSENT = "absent"
@@ -55,9 +56,11 @@ def made_of(
 
     What a file is for, with its name -> the SHA-256 of its content: the bundle, the data's arrays,
     the trace of availability, the module of the data's function and the modules beside it that it
-    imports. ``values``: dotted key of the scenario -> its value; paths are left out, since files
-    may move. ``examples``: number of a device -> the SHA-256 of what the data's function makes for
-    it; these few devices tell if the function reads a file that changed.
+    imports. For other packages' functions: their version and their module's SHA-256, and the
+    modules that they import from the folder of plugins. ``values``: dotted key of the scenario ->
+    its value; paths are left out, since files may move. ``examples``: number of a device -> the
+    SHA-256 of what the data's function makes for it; these few devices tell if the function reads a
+    file that changed.
 
     ``source``: the scenario's data. None is for a scenario without a data function.
     """
@@ -79,6 +82,12 @@ def made_of(
         for file in _modules(name, scenario.data.path or scenario.base):
             parts[f"data.function's {file.name}"] = _digest(file)
         parts[EXAMPLES] = {} if source is None else dict(_sample(source, scenario.population.size))
+    for each in own_algorithms(scenario):
+        parts[f"{each.where} = {each.origin.name}"] = str(each.origin)
+        plugins = scenario.service.plugins
+        if plugins is not None and plugins.folder is not None:
+            for file in _beside(each.module, plugins.folder):
+                parts[f"{each.where}'s {file.name}"] = _digest(file)
     rows = (row for section in KEYS for row in values_of(section, getattr(scenario, section)))
     parts[VALUES] = {key: value for key, value in rows if not _may_change(key)}
     return parts
@@ -152,6 +161,14 @@ def _modules(name: str, base: Path) -> Iterator[Path]:
     through others.
 
     Their code is read and not run: a user's module may load all of its data when it is imported."""
+    files = [*_beside(name, base)]
+    yield from files
+    if not files and (spec := find_spec(name)) is not None and spec.origin is not None:
+        yield Path(spec.origin)  # an installed module
+
+
+def _beside(name: str, base: Path) -> Iterator[Path]:
+    """Yield the same, of a module in ``base``."""
     waiting, seen = [name], set[Path]()
     while waiting:
         file = _file(waiting.pop(), base)
@@ -161,8 +178,6 @@ def _modules(name: str, base: Path) -> Iterator[Path]:
         yield file
         with suppress(SyntaxError, ValueError):  # the import says so, with the line
             waiting += _imported(ast.parse(file.read_bytes()))
-    if not seen and (spec := find_spec(name)) is not None and spec.origin is not None:
-        yield Path(spec.origin)  # an installed module
 
 
 def _file(module: str, base: Path) -> Path | None:

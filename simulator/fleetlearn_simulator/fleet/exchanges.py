@@ -110,6 +110,7 @@ class DeviceExchanges:
             kind,
             np.array(devices, np.int64),
             self._turns(kind, asked),
+            now=now,
             work=answers.work,
             down=down,
             up=up,

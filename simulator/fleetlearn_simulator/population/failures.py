@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from fleetlearn_device.session.session import UPLOAD_MARGIN
@@ -13,15 +13,22 @@ from numpy.typing import NDArray
 
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.population.devices import Devices
+from fleetlearn_simulator.population.failure_laws import (
+    PHASES,
+    VanishingTasks,
+    by_tier,
+    hazards_of,
+    own_law,
+    vanishing,
+)
 from fleetlearn_simulator.population.members import step_seconds_of
 from fleetlearn_simulator.population.traits import Floats, Ids, Ints, traits
 from fleetlearn_simulator.scenario.corruptions import corruptions_of
 from fleetlearn_simulator.scenario.local_passes import passes_of
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.scenario.sections import Weibull
 
 Codes: TypeAlias = NDArray[np.int8]
-PHASES = ("download", "train", "upload")
 CAUSES = ("", *PHASES, "crash", "outage", "straggler", "out-of-time")
 """Why a task fails on its device; "" if its report is sent. ``download``, ``train``, ``upload``:
 the device vanished in this phase (a hazard). ``crash``: it died in training. ``outage``: its region
@@ -90,9 +97,8 @@ def sample_task_fates(
     """
     failures, local, count = scenario.failures, scenario.plan.local, len(ids)
     known = traits(scenario, ids)
-    hazards = [_rates(scenario, phase) for phase in PHASES]
-    crash = _by_tier(scenario, "crash")
-    chance = failures.stragglers or any(crash) or any(any(rates) for rates, _ in hazards)
+    law, hazards, crash = own_law(scenario), hazards_of(scenario), by_tier(scenario, "crash")
+    chance = failures.stragglers or any(crash) or hazards.any or law is not None
     luck = (
         # Always seven, so that one more kind of failure changes none of the others' numbers.
         keyed_random.uniform(scenario.seed, "fate", ids, round, keyed_random.COLUMN[:7])
@@ -107,15 +113,16 @@ def sample_task_fates(
         if failures.stragglers
         else steps
     )
-    vanishes = [
-        _hazard(np.array(rates)[known.tier], np.array(shapes)[known.tier], luck[2 + phase])
-        if any(rates)
-        else None
-        for phase, (rates, shapes) in enumerate(hazards)
-    ]
+    step = _step_seconds(scenario, ids) / known.speed
+    if law is None:
+        vanishes = hazards.by_phase(known.tier, luck[2:5])
+    else:
+        _, train, _ = _training(scenario, chosen, steps, known.speed, step, download, inf)
+        turns, seconds = np.broadcast_to(round, count), np.array([download, train, upload])
+        tasks = VanishingTasks(Devices(scenario, ids), turns, "train", now, seconds, luck[2:5])
+        vanishes = vanishing(law, failures.law, tasks)
     wait = queue(download if vanishes[0] is None else np.minimum(download, vanishes[0]))
     fetched = wait + download
-    step = _step_seconds(scenario, ids) / known.speed
     left = deadline - now
     done, train, late = _training(scenario, chosen, steps, known.speed, step, fetched, left)
 
@@ -154,6 +161,7 @@ def sample_answer_fates(
     ids: Ids,
     turns: Ints,
     *,
+    now: float,
     work: Floats | None,
     down: Ints,
     up: Ints,
@@ -162,12 +170,13 @@ def sample_answer_fates(
     answered or vanishes, and the index in ``CAUSES``.
 
     Args:
-        scenario: Its ``compute.step_seconds`` must be measured. Its hazards of ``download``,
-            ``train`` and ``upload`` apply while a device fetches, works and sends.
+        scenario: Its ``compute.step_seconds`` must be measured. Its law of failures applies to a
+            device that fetches, works and sends as in ``download``, ``train`` and ``upload``.
         kind: The kind of the exchange. The random numbers depend on it, on ``ids`` and on
             ``turns``.
         ids: int64, shape (n,).
         turns: A number for the turn in which the device is asked, shape (n,).
+        now: When it is asked, in seconds.
         work: Training steps that take as long as to work the answer out, shape (n,). None: it takes
             no time, not even that of starting the runtime.
         down: Bytes that the device fetches, shape (n,).
@@ -180,15 +189,18 @@ def sample_answer_fates(
             step_seconds_of(scenario, ids) / known.speed
         )
     fetch, send = known.latency + down / known.download, known.latency + up / known.upload
-    lengths = (fetch, answer, send) if up.any() else (fetch, answer)
-    columns = keyed_random.COLUMN[: len(lengths)]
-    luck = keyed_random.uniform(scenario.seed, kind, ids, turns, columns)
+    lengths = np.array([fetch, answer, send if up.any() else np.zeros(count)])
+    luck = keyed_random.uniform(scenario.seed, kind, ids, turns, keyed_random.COLUMN[: len(PHASES)])
+    law = own_law(scenario)
+    if law is None:
+        vanishes = hazards_of(scenario).by_phase(known.tier, luck)
+    else:
+        tasks = VanishingTasks(Devices(scenario, ids), turns, kind, now, lengths, luck)
+        vanishes = vanishing(law, scenario.failures.law, tasks)
     seconds, cause = fetch + answer + send, np.zeros(count, np.int8)
     begin = np.zeros(count)
-    for row, (phase, length) in enumerate(zip(PHASES, lengths, strict=False)):
-        rates, shapes = _rates(scenario, phase)
-        if any(rates):
-            after = _hazard(np.array(rates)[known.tier], np.array(shapes)[known.tier], luck[row])
+    for row, (length, after) in enumerate(zip(lengths, vanishes, strict=True)):
+        if after is not None:
             gone = (after < length) & (cause == 0)
             seconds = np.where(gone, begin + after, seconds)
             cause = np.where(gone, 1 + row, cause).astype(np.int8)
@@ -252,29 +264,6 @@ def _training(
     fit = np.floor((left - before) / np.maximum(step, 1e-12))
     done = np.minimum(chosen, np.clip(fit, 1, 2**53).astype(np.int64))
     return done, before + done * step, left <= 0
-
-
-def _by_tier(scenario: Scenario, key: str) -> list[Any]:
-    """Return each tier's value of a key: its own, or that in [failures]."""
-    usual = getattr(scenario.failures, key)
-    values = [getattr(tier.failures, key) for tier in scenario.tiers.values()]
-    return [usual if own is None else own for own in values]
-
-
-def _rates(scenario: Scenario, phase: str) -> tuple[list[float], list[float]]:
-    """Return the rates and the shapes of a phase's hazard, by tier."""
-    rows = _by_tier(scenario, phase)
-    rates = [row.rate if isinstance(row, Weibull) else float(row) for row in rows]
-    return rates, [row.shape if isinstance(row, Weibull) else 1.0 for row in rows]
-
-
-def _hazard(rate: Floats, shape: Floats, luck: Floats) -> Floats:
-    """Return the seconds in a phase until the device vanishes. It is still there with probability
-    exp(-(rate * t)^shape)."""
-    scale = np.where(rate > 0, 1 / np.where(rate > 0, rate, 1.0), inf)
-    # The smallest number drawn is 0, and 0 times infinity would be NaN.
-    exponential = -np.log1p(-np.maximum(luck, 2.0**-54))
-    return np.asarray(exponential ** (1 / shape) * scale)
 
 
 def _outage(scenario: Scenario, ids: Ids, now: float, length: Floats) -> Floats:

@@ -8,6 +8,14 @@ from typing import Any
 from fleetlearn_coordinator.aggregation.round_summary import MEMBERS
 from fleetlearn_protocol.errors import many
 
+OWN = "own"
+"""Where a summary has the other packages' functions that the run used."""
+
+
+def own_words(summary: Mapping[str, Any]) -> str:
+    """Return which functions of other packages the run used. Empty: none."""
+    return "; ".join(f"{where} = {origin}" for where, origin in summary.get(OWN, {}).items())
+
 
 def member_words(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the title and the text of each line about the members of a plan's family: nothing where

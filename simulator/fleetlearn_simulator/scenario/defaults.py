@@ -14,14 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.plan.plugins_section import PluginsSection
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.plan.toml_errors import Section, near, read_tables
+from fleetlearn_protocol import extensions
 from fleetlearn_protocol.errors import in_words
+from fleetlearn_protocol.extensions import ExtensionPoint
 from fleetlearn_protocol.paths import in_home
+from msgspec.structs import replace
 
+from fleetlearn_simulator.scenario.own_algorithms import AVAILABILITY_LAW
 from fleetlearn_simulator.scenario.sections import (
     AVAILABILITY,
     DATA,
+    OWN_AVAILABILITY,
     PRESETS,
     REQUIRED,
     Tier,
@@ -90,7 +96,17 @@ def read_service(raw: Mapping[str, Any], base: Path, label: str) -> ServiceSetti
     if not isinstance(service, dict):
         takes = "the path of a service file, or a table [service] with its keys"
         raise ValueError(f"service = {service!r} is refused: it takes {takes}")
-    return ServiceSettings.read(service, file=f"{label}, service")
+    return ServiceSettings.read(service, base, file=f"{label}, service")
+
+
+def with_plugins(service: ServiceSettings, modules: Iterable[str], base: Path) -> ServiceSettings:
+    """Return settings that allow these modules too. ``base``: the scenario's folder, where they are
+    looked for, unless the settings name another."""
+    given = service.plugins or PluginsSection(modules=(), folder=base)
+    together = tuple(dict.fromkeys([*given.modules, *modules]))
+    if not together:
+        return service
+    return replace(service, plugins=replace(given, modules=together))
 
 
 def fill_defaults(raw: dict[str, Any], plan: Plan, service: ServiceSettings) -> None:
@@ -109,7 +125,8 @@ def fill_defaults(raw: dict[str, Any], plan: Plan, service: ServiceSettings) -> 
         data.setdefault("seed", raw["seed"])
         _fill_kind("data", data, "synthetic", DATA, ("seed", "test"))
     if isinstance(availability, dict):
-        _fill_kind("availability", availability, "always", AVAILABILITY, ())
+        own = AVAILABILITY_LAW, OWN_AVAILABILITY
+        _fill_kind("availability", availability, "always", AVAILABILITY, (), own)
 
 
 def _fill_kind(
@@ -118,11 +135,18 @@ def _fill_kind(
     usual: str,
     kinds: Mapping[str, Mapping[str, Any]],
     always: Iterable[str],
+    own: tuple[ExtensionPoint[Any], Mapping[str, Any]] | None = None,
 ) -> None:
+    """``own``: the point that takes other packages' kinds, and the keys of such a kind."""
     kind = table.setdefault("kind", usual)
+    if own is not None and extensions.is_extension(own[0], kind):
+        kinds = {**kinds, kind: own[1]}
     if kind not in list(kinds):  # a list, because the given value may not be hashable
         hint = near(str(kind), kinds)
-        raise ValueError(f"{section}.kind = {kind!r} is not known{hint} Kinds: {', '.join(kinds)}.")
+        more = "" if own is None else f" An own {own[0].name} is named my_package:my_function."
+        raise ValueError(
+            f"{section}.kind = {kind!r} is not known{hint} Kinds: {', '.join(kinds)}.{more}"
+        )
     takes = kinds[kind]
     for key in table:
         if key not in {"kind", *always, *takes}:

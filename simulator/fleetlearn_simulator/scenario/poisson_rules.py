@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from fleetlearn_simulator.scenario.sections import HAZARDS
+
 if TYPE_CHECKING:
     from fleetlearn_simulator.scenario.scenario import Scenario
 
@@ -64,6 +66,7 @@ def poisson_contradictions(scenario: Scenario) -> Iterator[str]:
         )
     tiers = [tier.failures for tier in scenario.tiers.values()]
     goes_wrong = {
+        f'law = "{failures.law}"': failures.law != HAZARDS,
         **{key: getattr(failures, key) for key in ("download", "train", "upload", "crash")},
         **{
             f"{key} of a tier": any(getattr(tier, key) for tier in tiers)

@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf, prod
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,10 @@ from fleetlearn_simulator.scenario.defaults import (
     read_plan,
     read_service,
     read_tiers,
+    with_plugins,
 )
 from fleetlearn_simulator.scenario.family_rules import family_contradictions
+from fleetlearn_simulator.scenario.law_rules import law_contradictions
 from fleetlearn_simulator.scenario.peers_section import PeersSection
 from fleetlearn_simulator.scenario.poisson_rules import poisson_contradictions
 from fleetlearn_simulator.scenario.regions_rules import region_contradictions
@@ -91,13 +93,18 @@ class Scenario(Section, frozen=True, kw_only=True):
     """The tables of the file, as they were read. Not a key of the file."""
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Scenario:
-        """Read a scenario file. Raises SimulatorError."""
+    def load(cls, path: str | os.PathLike[str], plugins: Sequence[str] = ()) -> Scenario:
+        """Read a scenario file. Raises SimulatorError.
+
+        ``plugins``: modules whose functions the scenario and its plan may name, beside those of
+        ``service.plugins``. They are the installed ones, or in the scenario's folder.
+        """
         try:
             path = in_home(path)
         except ValueError as error:
             raise SimulatorError(f"the scenario cannot be read: {error}") from None
-        return cls.parse(_text(path), path.absolute().parent, file=str(path))
+        raw = _tables(_text(path), str(path))
+        return cls.read(raw, path.absolute().parent, file=str(path), plugins=plugins)
 
     @classmethod
     def load_of_run(cls, path: Path) -> Scenario:
@@ -119,8 +126,16 @@ class Scenario(Section, frozen=True, kw_only=True):
         return cls.read(_tables(text, file), base, file=file)
 
     @classmethod
-    def read(cls, raw: dict[str, Any], base: Path, *, file: str = "scenario") -> Scenario:
-        """Make a scenario from a file's tables. Raises SimulatorError."""
+    def read(
+        cls,
+        raw: dict[str, Any],
+        base: Path,
+        *,
+        file: str = "scenario",
+        plugins: Sequence[str] = (),
+    ) -> Scenario:
+        """Make a scenario from a file's tables. Raises SimulatorError. ``plugins``: as for
+        ``load``."""
         tables = {key: value for key, value in raw.items() if key != "sweep"}
         try:
             sweep = _swept(raw.get("sweep", {}))
@@ -128,7 +143,8 @@ class Scenario(Section, frozen=True, kw_only=True):
                 raise ValueError(f"sweep has {runs} combinations; the limit is {MAX_RUNS}")
         except ValueError as error:
             raise SimulatorError(f"{file}: {error}") from None
-        return _one(tables, base, file, sweep, {key: values[0] for key, values in sweep.items()})
+        first = {key: values[0] for key, values in sweep.items()}
+        return _one(tables, base, file, sweep, first, plugins)
 
     def to_toml(self) -> str:
         """Return the text of a file that holds this scenario alone: with the plan in it, absolute
@@ -189,8 +205,11 @@ def expand(scenario: Scenario) -> list[Scenario]:
         dict(zip(scenario.sweep, row, strict=True))
         for row in itertools.product(*scenario.sweep.values())
     ]
+    plugins = scenario.service.plugins
+    modules = () if plugins is None else plugins.modules
     runs = [
-        _one(scenario.tables, scenario.base, scenario.file, {}, setting) for setting in settings
+        _one(scenario.tables, scenario.base, scenario.file, {}, setting, modules)
+        for setting in settings
     ]
     words = [
         [f"{key.rpartition('.')[2]}-{value}" for key, value in setting.items()]
@@ -240,8 +259,10 @@ def _one(
     file: str,
     sweep: dict[str, list[Any]],
     setting: dict[str, Any],
+    plugins: Sequence[str],
 ) -> Scenario:
-    """Make the scenario of these tables, with the setting's values. Raises SimulatorError."""
+    """Make the scenario of these tables, with the setting's values. Raises SimulatorError.
+    ``plugins``: as for ``Scenario.load``."""
     raw = copy.deepcopy(dict(tables))
     label = file
     if setting:
@@ -260,8 +281,10 @@ def _one(
             f"tiers.{name}.{key}": kind for name in names for key, kind in TIER_TABLES.items()
         }
         refuse_unknown(raw, "scenario", Scenario, {**SECTIONS, **tiers}, HIDDEN)
+        service = with_plugins(read_service(raw, base, label), plugins, base)
+        if service.plugins is not None:
+            service.plugins.allow()
         plan = read_plan(raw, base, label)
-        service = read_service(raw, base, label)
         plan.check_service(service)
         fill_defaults(raw, plan, service)
         hidden = {"sweep": sweep, "setting": setting, "file": file, "base": base, "tables": tables}
@@ -284,6 +307,7 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
     yield from _data_contradictions(scenario.data)
     yield from _availability_contradictions(scenario.availability)
     yield from _failure_contradictions(scenario.failures)
+    yield from law_contradictions(scenario)
     yield from poisson_contradictions(scenario)
     if scenario.plan.algorithm.computes and scenario.failures.corrupt:
         yield (

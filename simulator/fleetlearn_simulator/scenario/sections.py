@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 from fleetlearn_coordinator.plan.toml_errors import Section
 from fleetlearn_protocol.messages import Identifier
 from msgspec import Meta
@@ -19,6 +20,8 @@ Throughput = Annotated[float, Meta(ge=1, le=1e12)]
 StepSeconds = Annotated[float, Meta(ge=0, le=1e6)]
 Hazard = Annotated[float, Meta(ge=0, le=1e6)]
 MAX_POPULATION = 10**7
+HAZARDS = "hazards"
+"""Our law of failures: ``failures.download``, ``train`` and ``upload``."""
 REQUIRED = object()
 """Stands for the default of a key that must be given."""
 
@@ -166,10 +169,10 @@ class Zone(Section, frozen=True, kw_only=True):
 class Availability(Section, frozen=True, kw_only=True):
     """[availability]: when a device is online. ``AVAILABILITY`` says which keys a kind takes."""
 
-    kind: Literal["always", "bernoulli", "markov", "diurnal", "trace"] = "always"
+    kind: str = "always"
     """always. bernoulli: in each slot with the same probability. diurnal: with a probability that
     follows the hour of the device's day. markov: on and off for exponentially distributed times.
-    trace: as a file says."""
+    trace: as a file says. Or an own law, "my_package:my_law"."""
     share: Annotated[float, Meta(gt=0, le=1)] | None = None
     """bernoulli, diurnal: mean share of the devices that are online."""
     slot: Annotated[float, Meta(ge=1, le=86400)] | None = None
@@ -180,7 +183,7 @@ class Availability(Section, frozen=True, kw_only=True):
     peak: Annotated[float, Meta(ge=0, le=24)] | None = None
     """diurnal: the hour of the device's day when most are online."""
     zones: Annotated[tuple[Zone, ...], Meta(max_length=100)] | None = None
-    """diurnal: the devices' time zones."""
+    """diurnal, and own laws: the devices' time zones."""
     on: Span | None = None
     """markov: mean seconds online."""
     off: Span | None = None
@@ -191,6 +194,8 @@ class Availability(Section, frozen=True, kw_only=True):
     repeat: Span | None = None
     """trace: seconds after which the trace begins again. Default: it does not, and devices stay
     offline at its end."""
+    parameters: dict[str, Any] | None = None
+    """Of an own law: its function's parameters."""
 
 
 class Outage(Section, frozen=True, kw_only=True):
@@ -222,6 +227,11 @@ class Corrupt(Section, frozen=True, kw_only=True):
 class Failures(Section, frozen=True, kw_only=True):
     """[failures]: what goes wrong on devices and in their network."""
 
+    law: str = HAZARDS
+    """When devices vanish while they have a task. hazards: as ``download``, ``train`` and
+    ``upload`` say. Or an own law, "my_package:my_law"."""
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Of an own law: its function's parameters."""
     download: Hazard | Weibull = 0.0
     """Hazard of vanishing, per second of the download: a number, or {rate, shape} for one that
     changes."""
@@ -297,6 +307,8 @@ AVAILABILITY: Mapping[str, Mapping[str, Any]] = {
 """Kind of availability -> the keys that it takes, and their defaults. Bonawitz et al., Towards
 Federated Learning at Scale, arXiv 1902.01046, section 9: four times as many devices at night as by
 day."""
+OWN_AVAILABILITY: Mapping[str, Any] = {"parameters": {}, "zones": None}
+"""The same of an own law."""
 PRESETS: Mapping[str, Mapping[str, float]] = {
     "pi-zero-2": {
         "speed": 0.08,

@@ -10,6 +10,7 @@ from fleetlearn_coordinator.plan.bus_settings import NatsSettings
 from fleetlearn_coordinator.plan.canary_settings import CanarySettings
 from fleetlearn_coordinator.plan.content_settings import ContentSettings
 from fleetlearn_coordinator.plan.gateway_settings import GatewaySettings
+from fleetlearn_coordinator.plan.plugins_section import PluginsSection
 from fleetlearn_coordinator.plan.service_settings import (
     Admin,
     AlertSettings,
@@ -58,6 +59,7 @@ def test_the_example_has_every_key_with_its_default() -> None:
         is values.pop("alerts")
         is values.pop("traces")
         is values.pop("canary")
+        is values.pop("plugins")
         is values.pop("bus")
         is values.pop("nats")
         is values.pop("gateway")
@@ -79,7 +81,7 @@ def test_the_example_has_every_key_with_its_default() -> None:
     assert len(keys_of_canary) == len(CanarySettings.__struct_fields__)
     sections = (
         *(Tls, Admin, MetricsPort, ContentSettings, AlertSettings, TraceSettings, Page),
-        *(NatsSettings, GatewaySettings),
+        *(NatsSettings, GatewaySettings, PluginsSection),
     )
     keys = [key for section in sections for key in section.__struct_fields__]
     assert all(re.search(rf"^# {key} = ", text, re.MULTILINE) for key in keys)
@@ -97,6 +99,16 @@ def test_keys_that_are_given_are_read(tmp_path: Path) -> None:
     file.write_text('port = 0\norigins = ["https://good.example", "http://[::1]:8000"]\n')
     found = ServiceSettings.load(file)
     assert found == ServiceSettings(port=0, origins=("https://good.example", "http://[::1]:8000"))
+
+
+def test_plugins_are_looked_for_beside_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "service.toml"
+    file.write_text('[plugins]\nmodules = ["my_package"]\n')
+    found = ServiceSettings.load(file).plugins
+    assert found == PluginsSection(modules=("my_package",), folder=tmp_path)
+    file.write_text('[plugins]\nmodules = ["my_package"]\nfolder = "own"\n')
+    again = ServiceSettings.load(file).plugins
+    assert again == PluginsSection(modules=("my_package",), folder=tmp_path / "own")
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:

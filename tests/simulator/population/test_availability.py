@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_simulator.population.availability import HORIZON, next_online, online, until
+from fleetlearn_simulator.population.availability import next_online, online, until
+from fleetlearn_simulator.population.availability_laws import HORIZON
 from fleetlearn_simulator.population.traits import offsets, tiers_of
 from fleetlearn_simulator.scenario.scenario import Scenario
 

@@ -145,7 +145,9 @@ def answered(rule: Scenario, work: float | None = None, up: int = 0) -> tuple[An
     ids, turns = np.arange(COUNT), np.full(COUNT, 3)
     steps = None if work is None else np.full(COUNT, work)
     down, sent = np.full(COUNT, 10_000), np.full(COUNT, up)
-    seconds, cause = sample_answer_fates(rule, "poll", ids, turns, work=steps, down=down, up=sent)
+    seconds, cause = sample_answer_fates(
+        rule, "poll", ids, turns, now=0.0, work=steps, down=down, up=sent
+    )
     return seconds, np.array(CAUSES)[cause]
 
 

@@ -1,0 +1,75 @@
+"""Functions of other packages that a scenario names: what the simulator's points have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from fleetlearn_protocol import extensions
+from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint, Origin
+
+from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.scenario.sections import AVAILABILITY, HAZARDS
+
+if TYPE_CHECKING:
+    from fleetlearn_simulator.scenario.scenario import Scenario
+
+T = TypeVar("T")
+
+# What an extension must be is checked where it is used: population/ and data/ know the types.
+AVAILABILITY_LAW: ExtensionPoint[Any] = ExtensionPoint("availability law", object)
+FAILURE_LAW: ExtensionPoint[Any] = ExtensionPoint("failure law", object, is_callable=True)
+
+
+def own(point: ExtensionPoint[T], name: str, parameters: Mapping[str, Any] | None, where: str) -> T:
+    """Return what an extension's factory makes for these parameters. It is made once in a process.
+    Raises SimulatorError. ``where``: the key that names it."""
+    try:
+        return extensions.make_once(point, name, parameters or {}, where)
+    except ExtensionError as error:
+        raise SimulatorError(str(error)) from error
+
+
+class OwnAlgorithm(NamedTuple):
+    """A function of another package that a scenario names."""
+
+    where: str
+    """The key that names it."""
+    origin: Origin
+    module: str
+    """The name of its module."""
+
+    def __str__(self) -> str:
+        return f"{self.where} = {self.origin}"
+
+
+def own_algorithms(scenario: Scenario) -> list[OwnAlgorithm]:
+    """Return what a scenario names of other packages. Raises SimulatorError."""
+    try:
+        return [
+            OwnAlgorithm(
+                where,
+                extensions.origin(point, name, where),
+                extensions.find(point, name, where).__module__,
+            )
+            for point, name, where in _named(scenario)
+        ]
+    except ExtensionError as error:
+        raise SimulatorError(str(error)) from error
+
+
+def _named(scenario: Scenario) -> Iterator[tuple[ExtensionPoint[Any], str, str]]:
+    if scenario.availability.kind not in AVAILABILITY:
+        yield AVAILABILITY_LAW, scenario.availability.kind, "availability.kind"
+    if scenario.failures.law != HAZARDS:
+        yield FAILURE_LAW, scenario.failures.law, "failures.law"
+
+
+def allow_plugins(scenario: Scenario) -> None:
+    """Let the scenario's modules be named in this process, as in the one that read its file. Raises
+    SimulatorError."""
+    try:
+        if scenario.service.plugins is not None:
+            scenario.service.plugins.allow()
+    except ExtensionError as error:
+        raise SimulatorError(str(error)) from error

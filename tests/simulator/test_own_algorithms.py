@@ -1,0 +1,213 @@
+"""Own laws of availability and failure, named in a scenario: from the command line to the report,
+what is refused, and what a resumed run says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleetlearn_protocol import extensions
+from fleetlearn_simulator import Options, Scenario, SimulatorError, simulate
+from fleetlearn_simulator.__main__ import app
+from fleetlearn_simulator.results.run_folder import read_json, read_rows
+from typer.testing import CliRunner
+from virtual import write_scenario
+
+PAGE = Path(__file__).parents[2] / "docs" / "start" / "your-own-algorithm.md"
+_BLOCKS = re.findall(r"```python\n# commuters.py\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+LAWS = (
+    _BLOCKS[0]
+    + """
+
+def wrong_shape():
+    return lambda tasks: np.zeros(3)
+
+
+def before_now():
+    class Law:
+        def online(self, devices, t):
+            return np.ones(len(devices), bool)
+
+        def until(self, devices, t):
+            return np.full(len(devices), t - 1.0)
+
+        next_online = until
+
+    return Law()
+
+
+def a_number():
+    return 7
+"""
+)
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    with extensions.apart():
+        yield
+
+
+def scenario_file(folder: Path, line: Path, laws: str = "commuters", **settings: Any) -> Path:
+    """Twenty devices, of which four are wanted in each round."""
+    (folder / f"{laws}.py").write_text(LAWS)
+    goal = {"goal": 4, "minimum": 1, "over_selection": 1.5, "deadline": 1000.0}
+    return write_scenario(
+        folder, line, 20, **{"plan__round": goal, "plan__stop__rounds": 3, **settings}
+    )
+
+
+OWN = {
+    "availability": {
+        "kind": "commuters:office_hours",
+        "parameters": {"share": 0.8},
+        "zones": [{"hours": 9.0}, {"hours": 12.0}],
+    },
+    "failures": {"law": "commuters:tunnels", "parameters": {"chance": 0.5}},
+}
+
+
+def run(path: Path, *arguments: str) -> Any:
+    return CliRunner().invoke(
+        app, ["run", str(path), "--workers", "1", *arguments], env={"COLUMNS": "300"}
+    )
+
+
+def test_the_command_runs_own_laws(line: Path, tmp_path: Path) -> None:
+    path = scenario_file(tmp_path, line, **OWN)
+    refused = run(path)
+    assert refused.exit_code == 1
+    assert "the module commuters is not allowed here" in refused.stderr
+    assert "--plugin commuters" in refused.stderr
+    assert not (tmp_path / "scenario.sim").exists()
+    done = run(path, "--plugin", "commuters")
+    assert done.exit_code == 0, done.stderr
+    folder = tmp_path / "scenario.sim"
+    summary = read_json(folder / "summary.json")
+    assert summary["rounds"] == 3
+    assert summary["lost"]["train"] > 0
+    assert {*summary["own"]} == {"availability.kind", "failures.law"}
+    assert summary["own"]["failures.law"].startswith("commuters:tunnels ")
+    assert summary["own"]["failures.law"] in done.stderr
+    assert summary["own"]["failures.law"] in (folder / "report.html").read_text("utf-8")
+    assert "offline" in summary["lost"] or summary["time"] < 86400.0
+    lost = [row for row in read_rows(folder, "events.jsonl") if row.get("cause") == "train"]
+    assert len(lost) == summary["lost"]["train"]
+
+
+def test_the_scenario_itself_may_list_its_modules(line: Path, tmp_path: Path) -> None:
+    path = scenario_file(tmp_path, line, service__plugins__modules=["commuters"], **OWN)
+    found = Scenario.load(path)
+    assert found.service.plugins is not None
+    assert found.service.plugins.folder == tmp_path
+    outcome = simulate(found, tmp_path / "a", Options(workers=1))
+    with extensions.apart():  # another process, which gets the scenario pickled
+        again = simulate(found, tmp_path / "b", Options(workers=1))
+    assert outcome is not None
+    assert again is not None
+    assert (tmp_path / "a" / "events.jsonl").read_bytes() == (
+        tmp_path / "b" / "events.jsonl"
+    ).read_bytes()
+
+
+def test_a_sweep_over_own_parameters(line: Path, tmp_path: Path) -> None:
+    path = scenario_file(
+        tmp_path, line, **OWN, sweep={"failures": {"parameters": {"chance": [0.0, 1.0]}}}
+    )
+    done = CliRunner().invoke(app, ["run", str(path), "--workers", "2", "--plugin", "commuters"])
+    assert done.exit_code == 0, done.stderr
+    lost = [
+        read_json(each)["lost"].get("train", 0)
+        for each in sorted((tmp_path / "scenario.sim").glob("*/summary.json"))
+    ]
+    assert lost[0] == 0 < lost[1]
+
+
+def test_a_resumed_run_says_that_its_law_is_another(line: Path, tmp_path: Path) -> None:
+    path = scenario_file(
+        tmp_path,
+        line,
+        "other_commuters",
+        failures={"law": "other_commuters:tunnels", "parameters": {"chance": 0.5}},
+    )
+    found, folder = Scenario.load(path, plugins=["other_commuters"]), tmp_path / "run"
+    assert simulate(found, folder, Options(workers=1), should_stop=lambda: True) is None
+    resumed = CliRunner().invoke(app, ["resume", str(folder)])
+    assert resumed.exit_code == 0, "its folder says where the module is"
+    (folder / "summary.json").unlink()
+    (tmp_path / "other_commuters.py").write_text(LAWS + "# another version\n")
+    with pytest.raises(SimulatorError, match=r"this has changed: .*other_commuters:tunnels"):
+        simulate(Scenario.load_of_run(folder / "scenario.toml"), folder, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "refusal"),
+    [
+        ({"failures": {"law": "hazard"}}, r'did you mean hazards\? It takes "hazards", or an own'),
+        ({"failures": {"parameters": {"a": 1}}}, r"are for an own law"),
+        (
+            {"failures": {"law": "commuters:tunnels", "train": 0.1}},
+            r'failures\.train = 0\.1 is a hazard of the law "hazards"',
+        ),
+        (
+            {
+                "failures": {"law": "commuters:tunnels"},
+                "tiers": {"a": {"failures": {"upload": 0.1}}},
+            },
+            r"tiers\.a\.failures\.upload = 0\.1 is a hazard",
+        ),
+        (
+            {"availability": {"kind": "commuters:office_hours", "slot": 60.0}},
+            r'availability\.slot = 60\.0: kind "commuters:office_hours" takes parameters, zones',
+        ),
+        ({"failures": {"law": "commuters:tunnels"}}, r"needs the parameters chance too"),
+        (
+            {"failures": {"law": "commuters:tunnels", "parameters": {"chance": "much"}}},
+            r"parameter chance = 'much' is refused",
+        ),
+        ({"failures": {"law": "commuters:bridges"}}, r"commuters\.py has no function bridges"),
+        ({"failures": {"law": "commuters:a_number"}}, r"a failure law is a function"),
+        (
+            {"availability": {"kind": "commuters:a_number"}},
+            r"returned a int; expected an object with the functions online, until and next_online",
+        ),
+        (
+            {"failures": {"law": "commuters:wrong_shape"}},
+            r"returned float64 of shape \(3,\) for 4 tasks; expected float64 of shape \(3, 4\)",
+        ),
+        (
+            {"availability": {"kind": "commuters:before_now"}},
+            r"until\(\) said -1\.0 for device \d+ at 0\.0 s",
+        ),
+    ],
+)
+def test_what_cannot_be_a_law_is_refused(
+    settings: dict[str, Any], refusal: str, line: Path, tmp_path: Path
+) -> None:
+    path = scenario_file(tmp_path, line, **settings)
+    with pytest.raises(SimulatorError, match=refusal):
+        simulate(Scenario.load(path, plugins=["commuters"]), tmp_path / "run", Options(workers=1))
+
+
+def test_a_module_that_is_not_there_is_named(line: Path, tmp_path: Path) -> None:
+    path = scenario_file(tmp_path, line)
+    with pytest.raises(SimulatorError, match=rf"no_such_commuters is not there.*{tmp_path}"):
+        Scenario.load(path, plugins=["no_such_commuters"])
+
+
+def test_a_registered_law_has_a_short_name(line: Path, tmp_path: Path) -> None:
+    import numpy as np
+    from fleetlearn_simulator.scenario.own_algorithms import FAILURE_LAW
+
+    def half_vanish() -> Any:
+        return lambda tasks: np.where(tasks.luck < 0.5, 0.0, np.inf)
+
+    extensions.register(FAILURE_LAW, "half-vanish", half_vanish)
+    path = scenario_file(tmp_path, line, failures={"law": "half-vanish"}, plan__stop__rounds=1)
+    outcome = simulate(Scenario.load(path), tmp_path / "run", Options(workers=1))
+    assert outcome is not None
+    assert {"train"} <= {*outcome.summary["lost"]}
+    assert outcome.summary["own"]["failures.law"].startswith("half-vanish ")
