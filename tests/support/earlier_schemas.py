@@ -27,6 +27,7 @@ LAST_COMMITS = {
     7: "7d6509a9",
     8: "f795f4fd",
     9: "6da40dc3",
+    10: "f7bbed1f",
 }
 """Version of the tables -> the last commit that made them."""
 ROOMS = ("protocol", "coordinator", "tests/support")

@@ -27,4 +27,5 @@ def make_version_6(database: Path) -> None:
         db.execute("DROP TABLE participations")
         db.execute("ALTER TABLE tasks DROP COLUMN member")
         db.execute("ALTER TABLE tasks DROP COLUMN region")
+        db.execute("ALTER TABLE rounds DROP COLUMN goal")
         db.execute("PRAGMA user_version=6")

@@ -96,6 +96,7 @@ class RoundRow(NamedTuple):
     closed: float | None = None
     outcome: str | None = None
     summary: bytes | None = None
+    goal: int | None = None
 
 
 class ExchangeRow(NamedTuple):
@@ -512,6 +513,10 @@ class MemoryReader(Reads):
     def round_outcomes(self) -> dict[str, int]:
         return dict(sorted(Counter(outcome for _, outcome, *_ in self.closed_rounds(0)).items()))
 
+    def goal(self, round: int) -> int | None:
+        row = self._tables.rounds.get(round)
+        return None if row is None else row.goal
+
     def opened(self, round: int) -> float | None:
         row = self._tables.rounds.get(round)
         return None if row is None else row.opened
@@ -643,8 +648,8 @@ class MemoryLedger(Reads):
                 tables.metadata.update(sum=turn, sum_crc32=crc32, sum_layout=layout)
                 for task in tasks:
                     changed(task, lambda old: old._replace(spool_file=None))
-            case RoundOpened(number, at):
-                _add(tables.rounds, number, RoundRow(at))
+            case RoundOpened(number, at, goal):
+                _add(tables.rounds, number, RoundRow(at, goal=goal))
                 tables.metadata["sum"] = None
             case RoundClosed():
                 self._close_round(tables, row)
@@ -751,7 +756,8 @@ class MemoryLedger(Reads):
     def unfinished(self, lost_since: int | None) -> Unfinished:
         tables = self._now()
         opened = next((number for number, row in tables.rounds.items() if row.closed is None), None)
-        found = Unfinished(opened, [], [], [], [])
+        goal = None if opened is None else tables.rounds[opened].goal
+        found = Unfinished(opened, [], [], [], [], goal)
         first = self.last_round() + 1 if opened is None else opened
         for task, row in sorted(tables.tasks.items(), key=lambda item: (item[1].version, item[0])):
             lost = lost_since is not None and row.state == "lost" and row.version >= lost_since

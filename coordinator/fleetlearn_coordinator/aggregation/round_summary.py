@@ -206,10 +206,12 @@ def describe_metrics(summary: Mapping[str, Any]) -> str:
 def describe(summary: Mapping[str, Any]) -> str:
     """Return a round's summary in one line."""
     dropped, metrics = describe_dropped(summary), describe_metrics(summary)
+    reports = f"{summary['reports']} reports"
+    if "goal" in summary:
+        reports = f"{summary['reports']} of {summary['goal']} reports"
     if "computation" in summary:
         return (
-            f"{summary['reports']} reports, dropped: {dropped}; {summary['computation']}; "
-            f"{summary['seconds']:.2f} s"
+            f"{reports}, dropped: {dropped}; {summary['computation']}; {summary['seconds']:.2f} s"
         )
     if metrics:
         noisy = ", with noise" if has_noise(summary) else ""
@@ -217,7 +219,7 @@ def describe(summary: Mapping[str, Any]) -> str:
     else:
         metrics = "no metrics"
     whole = (
-        f"{summary['reports']} reports ({summary['partial']} partial), dropped: {dropped}; "
+        f"{reports} ({summary['partial']} partial), dropped: {dropped}; "
         f"{metrics}; change {summary['change']:.3g}; {summary['seconds']:.2f} s"
     )
     return "; ".join([whole, *describe_members(summary), *describe_regions(summary)])

@@ -289,11 +289,16 @@ def rounds_table(rounds: Sequence[RoundView], now: float, width: int) -> Table:
     for row in rounds:
         values = (f"{row.metrics[name]:.4g}" if name in row.metrics else "" for name in metrics)
         table.add_row(
-            str(row.number), clock(row.closed, now), *([row.outcome] * told), str(row.reports),
+            str(row.number), clock(row.closed, now), *([row.outcome] * told), reports_of(row),
             causes(row.summary.get("dropped", {})), *values, *([f"{row.norm:.3g}"] * len(change)),
             *(_epsilon(row) for _ in private), *([f"{row.seconds:.2f}"] * (not narrow)),
         )  # fmt: skip
     return table
+
+
+def reports_of(row: RoundView) -> str:
+    """Return how many reports of a round count; with the goal where the round has its own."""
+    return str(row.reports) if row.goal is None else f"{row.reports}/{row.goal}"
 
 
 def _epsilon(row: RoundView) -> str:

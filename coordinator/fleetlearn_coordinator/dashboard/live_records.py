@@ -127,7 +127,9 @@ class About(Struct, kw_only=True):
 
     recipe: str | UnsetType = UNSET
     goal: int | None
-    """Reports with which a round closes."""
+    """Reports with which a round closes; with a ``goal_share`` the most."""
+    goal_share: float | UnsetType = UNSET
+    """The share of the devices that a round wants; absent: each wants ``goal``."""
     minimum: int | UnsetType = UNSET
     """Reports that a round needs."""
     deadline: float | UnsetType = UNSET
@@ -206,6 +208,7 @@ class RunValues(Struct, kw_only=True):
     ends: float | UnsetType | None = UNSET
     """When the open round ends at the latest."""
     goal: int | UnsetType = UNSET
+    """Reports with which the open round closes, or one that would open now."""
     accepted: int | UnsetType = UNSET
     """Reports of the open round that count."""
     dropped: dict[str, int] | UnsetType = UNSET
@@ -344,6 +347,8 @@ class RoundRow(Struct, kw_only=True):
     """Of its updates: mean, max, and how many were stale. None: not known."""
     why: str
     """Why it was abandoned. Empty: it was not, or that is not known."""
+    goal: int | UnsetType = UNSET
+    """The reports that it wanted, where each round has its own goal."""
     members: dict[str, MemberRow] | UnsetType = UNSET
     """By name, where the run has several models."""
     regions: dict[str, RegionRow] | UnsetType = UNSET

@@ -177,7 +177,7 @@ def round_row(
         "staleness": summary.get("staleness"),
         "why": why,
         **({"members": members} if members else {}),
-        **{key: summary[key] for key in ("computation", "regions") if key in summary},
+        **{key: summary[key] for key in ("computation", "regions", "goal") if key in summary},
     }
 
 

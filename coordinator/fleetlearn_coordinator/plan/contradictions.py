@@ -23,11 +23,13 @@ from fleetlearn_coordinator.plan.regions_rules import REGIONS_RULES
 from fleetlearn_coordinator.plan.round_rules import ROUND_RULES, WEIGHT_RULES
 from fleetlearn_coordinator.plan.scores_rules import SCORES_RULES
 from fleetlearn_coordinator.plan.secure_rules import secure_contradictions
+from fleetlearn_coordinator.plan.share_rules import SHARE_RULES
 
 
 def contradictions(plan: PlanKeys) -> Iterable[str]:
     """Yield what of the plan contradicts itself, each with what it takes."""
     round_ = plan.round
+    yield from broken(SHARE_RULES, plan)
     yield from broken(REGIONS_RULES, plan)
     yield from broken(CLUSTERS_RULES, plan)
     yield from broken(QUALITY_RULES, plan)

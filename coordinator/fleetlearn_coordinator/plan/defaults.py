@@ -121,6 +121,8 @@ def _filled_local(local: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
 def _fill_evaluation(evaluation: dict[str, Any], round_: dict[str, Any]) -> None:
     evaluation.setdefault("devices", round_.get("goal", 1))
     evaluation.setdefault("deadline", round_.get("deadline", DEADLINE))
+    if "goal_share" in round_:  # fewer than the goal may be there
+        evaluation.setdefault("minimum", round_.get("minimum", 1))
     if isinstance(devices := evaluation["devices"], int):
         evaluation.setdefault("minimum", max(1, _half(devices)))
 
@@ -172,12 +174,21 @@ def _fill_round(
             )
     for key, value in (defaults if asynchronous else {**defaults, **SYNCHRONOUS}).items():
         round_.setdefault(key, value)
-    goal = round_.get("goal")
+    goal, share = round_.get("goal"), round_.get("goal_share")
+    if share is not None:
+        round_.setdefault("minimum_share", 0.5)
+        if goal is None:
+            raise ValueError(
+                f"round.goal_share = {share!r} needs round.goal, the most reports that a round "
+                f"wants, however many devices are there: 1 to {MAX_UPDATES}. What a round takes "
+                "of memory and disk goes by it"
+            )
     # a larger one is refused, and ``least`` would count for hours
     if isinstance(goal, int) and goal <= MAX_UPDATES:
-        round_.setdefault(
-            "minimum", goal if asynchronous else max(1, _half(goal), min(goal, least(goal)))
-        )
+        fewest = min(goal, least(goal))
+        if share is None:
+            fewest = goal if asynchronous else max(_half(goal), fewest)
+        round_.setdefault("minimum", max(1, fewest))
 
 
 def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:

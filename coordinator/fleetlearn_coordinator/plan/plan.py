@@ -143,9 +143,7 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
         """What the engine needs of this plan, where devices give a sign of life every ``heartbeat``
         seconds."""
         return Settings(
-            goal=self.round.goal,
-            cohort=self.round.cohort,
-            minimum=self.round.minimum,
+            **self.round.size._asdict(),
             deadline=self.round.deadline,
             grace=self.round.grace,
             gather=self.round.gather or 0.0,
@@ -175,6 +173,7 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
             pairwise=pairwise_settings(self),
             fit=self._fit_settings,
             regions=None if self.regions is None else self.regions.settings,
+            share=self.round.share,
             separation=0 if self.privacy is None else self.privacy.separation,
             participations=None if self.privacy is None else self.privacy.participations,
             one_task=self.privacy is not None and self.privacy.mechanism == "local",

@@ -21,11 +21,11 @@ from fleetlearn_coordinator.plan.distil_section import DistilSection
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
 from fleetlearn_coordinator.plan.quality_section import QualitySection
 from fleetlearn_coordinator.plan.regions_section import RegionsSection
-from fleetlearn_coordinator.plan.schedule_section import ScheduleSection
+from fleetlearn_coordinator.plan.schedule_section import ScheduleSection, Share
 from fleetlearn_coordinator.plan.secure_section import SecureSection
 from fleetlearn_coordinator.plan.selection_section import SelectionSection
 from fleetlearn_coordinator.plan.toml_errors import Positive, Section
-from fleetlearn_coordinator.rounds.settings import PaceSettings
+from fleetlearn_coordinator.rounds.settings import CohortShare, PaceSettings, RoundSize
 
 Duration = Annotated[float, Meta(gt=0, le=366 * 86400.0)]
 Wait = Annotated[float, Meta(ge=0, le=366 * 86400.0)]
@@ -78,15 +78,21 @@ class RoundSection(Section, frozen=True, kw_only=True):
     """[round]: who takes part, and for how long."""
 
     goal: Annotated[int, Meta(ge=1, le=MAX_UPDATES)]
-    """Reports wanted; the round commits as soon as it has them. Asynchronous: FedBuff's buffer,
-    K."""
+    """Reports wanted; the round commits as soon as it has them. With ``goal_share``: the most that
+    are wanted. Asynchronous: FedBuff's buffer, K."""
+    goal_share: Share | None = None
+    """Synchronous: a round wants this share of the devices that can take part when it opens,
+    rounded up, at least ``minimum`` and at most ``goal``. Default: each round wants ``goal``."""
     over_selection: Annotated[float, Meta(ge=1, le=100)] | None = None
     """Synchronous: tasks given for each report wanted, since some devices will vanish. Default:
     1.3."""
     minimum: Annotated[int, Meta(ge=1)] = 1
     """With fewer reports at the deadline the round is abandoned. Default: half of the goal, rounded
-    up. Asynchronous: at its deadline a round commits with this many, and goes on with fewer;
-    default: the goal."""
+    up; with ``goal_share`` 1, or as many as the aggregator needs. Asynchronous: at its deadline a
+    round commits with this many, and goes on with fewer; default: the goal."""
+    minimum_share: Share | None = None
+    """With ``goal_share``: the same as a share of the round's own goal, rounded up, where that is
+    more than ``minimum``. Default: 0.5."""
     deadline: Duration = DEADLINE
     """Seconds from the round's start to its end. Asynchronous, or with late = "carry": a task has
     as long from its own start, or from its round's end."""
@@ -124,12 +130,28 @@ class RoundSection(Section, frozen=True, kw_only=True):
 
     @property
     def cohort(self) -> int:
-        """Tasks in a round: goal * over_selection, rounded up. Asynchronous: most tasks that run at
-        a time."""
+        """Most tasks in a round: goal * over_selection, rounded up. Asynchronous: most tasks that
+        run at a time."""
         if self.asynchronous:
             return self.concurrency or min(CONCURRENCY * self.goal, MAX_UPDATES)
         # as written: 100 * 1.1 is 110, not 111
         return math.ceil(self.goal * Decimal(str(self.over_selection)))
+
+    @property
+    def share(self) -> CohortShare | None:
+        """What a round's goal is a share of; None: each round wants ``goal``."""
+        if self.goal_share is None or self.over_selection is None or self.minimum_share is None:
+            return None
+        return CohortShare(
+            self.goal_share, self.goal, self.minimum, self.over_selection, self.minimum_share
+        )
+
+    @property
+    def size(self) -> RoundSize:
+        """How large a round is; with ``goal_share``, the largest."""
+        if self.share is None:
+            return RoundSize(self.goal, self.cohort, self.minimum)
+        return self.share.size_of_goal(self.goal)
 
 
 class Staleness(Section, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ A column that a row does not have is missing there (None, or null in a frame):
     time                     when the round ended, in seconds: Unix time, or a simulation's own
     seconds                  how long it was open
     reports, partial         reports that count; those of them whose device did not finish
+    goal                     reports that were wanted, where each round has its own goal
     lost, refused, surplus   tasks without a report; updates refused; tasks cancelled for a full
                              round
     lost/CAUSE, refused/CODE the same by cause; 0 where another round has that cause
@@ -133,6 +134,7 @@ def _round_row(view: RoundView, version: int) -> ResultRow:
         "seconds": view.seconds,
         "reports": view.reports,
         "partial": view.partial,
+        **({} if view.goal is None else {"goal": view.goal}),
         **dropped_columns(view.summary["dropped"]),
         "change": view.norm,
         "bytes_down": view.bytes_down,

@@ -33,6 +33,10 @@ class Opened(NamedTuple):
     """A round began."""
 
     round: int
+    goal: int | None = None
+    """The reports that it wants, where that is a share of the devices (``Settings.share``)."""
+    devices: int | None = None
+    """The devices that it is a share of: those that can take part now."""
 
 
 class Assign(NamedTuple):

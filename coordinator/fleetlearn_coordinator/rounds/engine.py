@@ -35,9 +35,10 @@ from fleetlearn_coordinator.rounds.commands import (
 )
 from fleetlearn_coordinator.rounds.exchange import SavedExchange
 from fleetlearn_coordinator.rounds.lease_book import Terms
+from fleetlearn_coordinator.rounds.participation import SynchronousRounds
 from fleetlearn_coordinator.rounds.regional_rounds import IN_WORDS, End, RegionalRounds
 from fleetlearn_coordinator.rounds.round_state import EngineState
-from fleetlearn_coordinator.rounds.settings import Phase, Settings
+from fleetlearn_coordinator.rounds.settings import Phase, RoundSize, Settings
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 
 RESTART_GRACE = 90.0
@@ -61,6 +62,8 @@ class Snapshot(NamedTuple):
     """What ``ParticipationLimits.snapshot`` returned. None: participation is not limited."""
     measured: Sequence[tuple[int, float]] = ()
     """Versions and their values of the metric whose improvement is watched, in order."""
+    goal: int | None = None
+    """Of the round, where that was a share of the devices."""
 
 
 @dataclass(slots=True)
@@ -82,6 +85,7 @@ class Engine(EngineState):
             self.releases,
             None if self.limits is None else self.limits.snapshot(),
             [*self.improvement.values.items()],
+            self.settings.own_goal,
         )
 
     @classmethod
@@ -92,6 +96,9 @@ class Engine(EngineState):
         is able to answer exchanges (``ExchangeSeries.able``), and call ``committed`` next. What the
         engine remembered about devices that failed is forgotten, as after a restart."""
         engine = cls(settings, prefix, taken.version, taken.round, taken.releases, Phase.COMMITTING)
+        engine._take_up_goal(taken.goal)
+        if isinstance(engine.participation, SynchronousRounds):
+            engine.participation.fleet_is_there = True  # it had its round
         if taken.book is not None:
             engine.book.take_up(taken.book)
         if engine.pace is not None and taken.pace is not None:
@@ -115,6 +122,7 @@ class Engine(EngineState):
         """
         if found.round is not None:
             self.round, self.phase = found.round, Phase.OPEN
+            self._take_up_goal(found.goal)
         self.deadline = self._round_deadline(now)
         ends = partial(self.participation.lease_ends, self.deadline, now)
         expires = now + max(self.settings.grace, RESTART_GRACE)
@@ -144,7 +152,7 @@ class Engine(EngineState):
             self.limits.count(device, first)
         first += self.phase is Phase.OPEN  # early reports are for the rounds after the open one
         for place, device in enumerate(self.book.early.values()):
-            self.limits.count(device, first + place // self.settings.goal)
+            self.limits.count(device, first + place // self.settings.largest_goal)
 
     def restore_exchange(self, kind: str, found: SavedExchange, now: float) -> None:
         """Go on with the exchange of this kind that an earlier process opened last. ``begin``
@@ -437,13 +445,8 @@ class Engine(EngineState):
         if self.phase is Phase.COMMITTING:
             commands += self._go_on_to_commit(now)
         waiting, policy, book = self.selection, self.participation, self.book
-        there = len(book.tasks) + len(book.early)
-        may = self.phase is Phase.GATHERING and not (self.paused or self.draining)
-        if may and policy.may_open(waiting.ready() + there, waiting.waiting() + there, now):
-            self.round += 1
-            self.phase, self.deadline = Phase.OPEN, self._round_deadline(now)
-            commands.append(Opened(self.round))
-            self.tasks.begin_round()
+        if self.phase is Phase.GATHERING and not (self.paused or self.draining):
+            commands += self._open_round(now)
         if self.phase is not Phase.OPEN or not self._may_give_tasks(commands, now):
             return commands
         commands += self._end_regions(now, filled=False)
@@ -460,6 +463,39 @@ class Engine(EngineState):
         if policy.nobody_is_left(self.book):
             return commands + self._close(now, by_deadline=False)
         return commands
+
+    def _open_round(self, now: float) -> list[Command]:
+        """Open the next round, if it may open now."""
+        waiting, book, share = self.selection, self.book, self.settings.share
+        # A device whose report came early may wait for the round after: it is counted once.
+        early = sum(not waiting.is_eligible(device) for device in book.early.values())
+        there, devices = len(book.tasks) + early, None
+        if share is not None:
+            devices = waiting.eligible() + there
+            self.resize(share.size_for(devices, len(book.early)))
+        idle, able = waiting.ready() + there, waiting.waiting() + there
+        if not self.participation.may_open(idle, able, now):
+            return []
+        self.round += 1
+        self.phase, self.deadline = Phase.OPEN, self._round_deadline(now)
+        self.tasks.begin_round()
+        return [Opened(self.round, self.settings.own_goal, devices)]
+
+    def resize(self, size: RoundSize) -> None:
+        """The next round to open, or the open one, has this size."""
+        if size == self.settings.size:
+            return
+        self.settings = self.settings._replace(**size._asdict())
+        self.selection.resize(size)
+        for part in (self.participation, self.tasks):
+            part.settings = part.settings._replace(**size._asdict())
+
+    def _take_up_goal(self, goal: int | None) -> None:
+        """The round that was open had this goal, by its share of the devices. None: it had no
+        share."""
+        share = self.settings.share
+        if share is not None and goal is not None:
+            self.resize(share.size_of_goal(min(goal, share.most)))
 
     def _terms(self, region: str | None, now: float) -> Terms:
         """Return the terms of leases that are given now, in this region of the open round."""
@@ -588,6 +624,8 @@ class Engine(EngineState):
         if not self.may_report(device):
             return []
         _, terms = self.book.lost[task]
+        if self.settings.outlive and not self._could_count(device, terms.version):
+            return []
         ends = self.participation.lease_ends(self.deadline, now, terms.region)
         if not self.tasks.revive(device, task, ends):
             return []

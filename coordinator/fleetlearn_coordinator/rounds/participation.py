@@ -59,13 +59,22 @@ class SynchronousRounds:
     gather_until: float | None = None
     """When a round opens with fewer devices than its goal; None: fewer than the minimum are
     there."""
+    fleet_is_there: bool = False
+    """Whether a round has opened, and none had to wait for its minimum since. After a start, and
+    after such a wait, the devices that come first are no measure of the fleet
+    (``Settings.share``)."""
 
     def may_open(self, idle: int, waiting: int, now: float) -> bool:
         """Return whether a round may open now. ``waiting`` devices are there; ``idle`` of them are
         not in doubt. Early reports and leases of the round before count for both."""
+        rule = self.settings
         # Where the goal is there, devices that check in later fill what is free.
-        goal, minimum = self.settings.goal, self.settings.minimum
-        return gathered(self, idle >= goal, waiting >= minimum, now)
+        is_full, share = idle >= rule.goal, rule.share
+        if share is not None and rule.goal < share.most:  # later ones would make it larger
+            is_full = is_full and self.fleet_is_there
+        opens = gathered(self, is_full, waiting >= rule.minimum, now)
+        self.fleet_is_there = opens or (self.fleet_is_there and waiting >= rule.minimum)
+        return opens
 
     def parts(self) -> Sequence[str | None]:
         """Return the parts of the open round that take devices: its open regions, by name, or None

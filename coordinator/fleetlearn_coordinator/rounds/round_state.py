@@ -251,12 +251,29 @@ class EngineState:
     def report_terms(self, device: str) -> ReportTerms:
         """Return for which round the report of the device's task would count now, and how stale it
         would be. The device has a task."""
-        version = self.book.terms[device].version
+        return self._terms_from(self.book.terms[device].version)
+
+    def _terms_from(self, version: int) -> ReportTerms:
+        """Return the same of a task that began from this version of the model."""
         if self.phase is Phase.OPEN:
             return ReportTerms(self.round, self.version - version, False)
-        ahead = len(self.book.early) // self.settings.goal  # whole rounds
+        ahead = len(self.book.early) // self.settings.largest_goal  # whole rounds
         newest = self.version + (self.phase is Phase.COMMITTING)
         return ReportTerms(self.round + 1 + ahead, newest + ahead - version, True)
+
+    def _could_count(self, device: str, version: int) -> bool:
+        """Return whether a report of the device, of a task that began from this version, could
+        count now where leases outlive their round."""
+        if self._terms_from(version).staleness > self.settings.max_staleness:
+            return False
+        most = self.settings.max_updates
+        if most is None:
+            return True
+        if self.phase is Phase.OPEN:
+            return self.selection.updates[device] < most
+        before = [*self.book.early.values()]
+        of_round = before[len(before) // self.settings.goal * self.settings.goal :]
+        return of_round.count(device) < most
 
     def release_of_reports(self) -> int:
         """Return for which release a report would count now, where participation is limited
@@ -264,7 +281,7 @@ class EngineState:
         assert self.limits is not None
         if self.phase is Phase.OPEN:
             return self.limits.release
-        ahead = len(self.book.early) // self.settings.goal  # as in ``report_terms``
+        ahead = len(self.book.early) // self.settings.largest_goal  # as in ``report_terms``
         return self.limits.release + (self.phase is Phase.COMMITTING) + ahead
 
     def may_report(self, device: str) -> bool:

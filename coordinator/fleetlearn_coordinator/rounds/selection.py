@@ -17,7 +17,7 @@ from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.participation_limits import LimitedDevices, ParticipationLimits
 from fleetlearn_coordinator.rounds.random_draws import picks
 from fleetlearn_coordinator.rounds.reliability import DOUBT, Reliability
-from fleetlearn_coordinator.rounds.settings import Settings
+from fleetlearn_coordinator.rounds.settings import RoundSize, Settings
 
 MAX_COPIED_NAMES = 4096
 """Up to this many names are copied into a plain list before some are taken out: a list is quicker
@@ -93,6 +93,19 @@ class Selection:
     def waiting(self) -> int:
         """Return how many devices may be given a task, in doubt or not."""
         return len(self.idle) + sum(map(len, self.doubted.values()))
+
+    def eligible(self) -> int:
+        """Return how many devices wait for a task, also where a round's quotas would not take
+        them all."""
+        return len(self.idle) + sum(map(len, self.doubted.values()))
+
+    def is_eligible(self, device: str) -> bool:
+        """Return whether the device is one of ``eligible``."""
+        return device in self.idle or any(device in names for names in self.doubted.values())
+
+    def resize(self, size: RoundSize) -> None:
+        """The next round, or the open one, has this size."""
+        self.settings = self.settings._replace(**size._asdict())
 
     def add(self, device: str) -> None:
         """The connected device may be given a task from now on."""
@@ -264,9 +277,7 @@ class Selection:
                     self.resting.add(device)
 
     def _waits(self, device: str) -> bool:
-        if device in self.idle or device in self.limited:
-            return True
-        return any(device in names for names in self.doubted.values())
+        return device in self.limited or self.is_eligible(device)
 
     def _is_at_limit(self, device: str) -> bool:
         most = self.settings.max_updates

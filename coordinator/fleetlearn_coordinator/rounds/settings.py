@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from enum import StrEnum
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 from fleetlearn_coordinator.rounds.commands import Finish
@@ -111,11 +112,52 @@ class RegionsSettings(NamedTuple):
     """Fewest regions that are done in a round that is committed."""
 
 
+class RoundSize(NamedTuple):
+    """How large a round is: as ``Settings`` of the same names."""
+
+    goal: int
+    cohort: int
+    minimum: int
+
+
+class CohortShare(NamedTuple):
+    """Rounds whose goal is a share of the devices that can take part when the round opens."""
+
+    share: float
+    """Of these devices; above 0, at most 1."""
+    most: int
+    """The largest goal."""
+    least: int
+    """The smallest goal, and the fewest reports of a round that is committed."""
+    over_selection: float
+    """Tasks for each report wanted."""
+    minimum_share: float
+    """Of a round's goal: the fewest reports with which the round is committed, if they are no fewer
+    than ``least``."""
+
+    def size_for(self, devices: int, early: int = 0) -> RoundSize:
+        """Return the size of a round that opens while so many devices can take part, ``early`` of
+        which have reported already."""
+        goal = max(_times(devices, self.share), early, self.least)
+        return self.size_of_goal(min(goal, self.most))
+
+    def size_of_goal(self, goal: int) -> RoundSize:
+        """Return the size of a round with this goal."""
+        minimum = max(self.least, _times(goal, self.minimum_share))
+        return RoundSize(goal, _times(goal, self.over_selection), min(goal, minimum))
+
+
+def _times(count: int, factor: float) -> int:
+    """Return the product, rounded up. The factor is as it is written: 100 * 1.1 is 110, not 111."""
+    return ceil(count * Decimal(str(factor)))
+
+
 class Settings(NamedTuple):
     """What the engine needs of a plan. Durations are seconds."""
 
     goal: int
-    """Reports that close the round."""
+    """Reports that close the round. With a ``share`` this, ``cohort`` and ``minimum`` are of the
+    open round or, where none is open, of one that would open now; at first those of the largest."""
     cohort: int
     """Most slots of a round: leases that run plus reports that count. goal x over-selection.
     Asynchronous: most leases that run."""
@@ -182,6 +224,23 @@ class Settings(NamedTuple):
     """Hierarchical rounds (regional_rounds.py), in synchronous rounds that discard late updates.
     ``goal``, ``cohort`` and ``minimum`` are then the regions' together. None: rounds have no
     regions."""
+    share: CohortShare | None = None
+    """In synchronous rounds without regions: each round has a goal of its own. None: all have the
+    same."""
+
+    @property
+    def size(self) -> RoundSize:
+        return RoundSize(self.goal, self.cohort, self.minimum)
+
+    @property
+    def own_goal(self) -> int | None:
+        """The goal of the open round, where each has its own."""
+        return None if self.share is None else self.goal
+
+    @property
+    def largest_goal(self) -> int:
+        """The goal of every round, or of the largest."""
+        return self.goal if self.share is None else self.share.most
 
     @property
     def limits_participation(self) -> bool:

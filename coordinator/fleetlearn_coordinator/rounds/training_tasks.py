@@ -63,6 +63,8 @@ class Restored(NamedTuple):
     rounds have no regions."""
     over: Mapping[str, bool] = {}
     """Region whose part of the open round is over -> whether it is done."""
+    goal: int | None = None
+    """Of the open round, where that was a share of the devices."""
 
 
 @dataclass(slots=True)

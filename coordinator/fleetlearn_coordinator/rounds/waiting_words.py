@@ -95,6 +95,11 @@ def _for_devices(state: EngineState, now: float) -> str:
     there = state.waiting() + len(state.book.tasks) + len(state.book.early)
     if until is not None:
         left = max(0.0, until - now)
+        if rule.share is not None:
+            return (
+                f"a round begins in {left:.0f} s with {rule.share.share:g} (round.goal_share) of "
+                f"the devices that are there then; {there} are{_limited(state)}"
+            )
         return (
             f"a round begins in {left:.0f} s, or when {rule.goal} devices (round.goal) are there; "
             f"{there} are{_limited(state)}"

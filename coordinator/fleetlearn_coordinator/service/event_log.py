@@ -28,6 +28,7 @@ from fleetlearn_coordinator.rounds.commands import (
     Ended,
     ExchangeOpened,
     Finish,
+    Opened,
     RegionEnded,
 )
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
@@ -54,7 +55,7 @@ are read."""
 
 SHOWN = (
     "reports", "devices", "metrics", "dropped", "change", "seconds", "bytes_up", "bytes_down",
-    "members", "regions",
+    "members", "regions", "goal",
 )  # fmt: skip
 """Of a summary, what the log as JSON has."""
 WARNED_AT = (0.8, 0.95)
@@ -81,6 +82,10 @@ class EventLog:
             match event:
                 case Ended():
                     ended.append(event)
+                case Opened(number, goal, devices) if goal is not None:
+                    known = said("round-opened", round=number, goal=goal, devices=devices)
+                    text = "round %d begins: it wants the reports of %d, and %d devices are there"
+                    self._log.info(text, number, goal, devices, extra=known)
                 case RegionEnded():
                     self._say_region_ended(event)
                 case RoundEnded():

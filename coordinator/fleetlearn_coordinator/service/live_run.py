@@ -151,7 +151,7 @@ class LiveRun:
         last = next((row for row in reversed(rows) if row["outcome"] == "committed"), None)
         return {
             **found,
-            "goal": about.get("goal"),
+            "goal": state.get("goal", about.get("goal")),
             "of": about.get("rounds"),
             "metrics": last["metrics"] if last else {},
             "spark": [loss for loss in losses[-SPARK:] if loss is not None],
@@ -174,6 +174,7 @@ def about_plan(plan: Plan) -> dict[str, Any]:
     return {
         "recipe": plan.recipe,
         "goal": rule.goal,
+        **({} if rule.goal_share is None else {"goal_share": rule.goal_share}),
         "minimum": rule.minimum,
         "deadline": rule.deadline,
         # A computation ends when it is done: its stop.rounds is no number to look forward to.

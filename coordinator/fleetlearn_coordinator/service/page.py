@@ -101,7 +101,7 @@ class PublicStatus:
             "round": now.round,
             "rounds": plan.stop.rounds,
             "reports": now.accepted,
-            "goal": plan.round.goal,
+            "goal": now.goal,
             "connected": now.connected,
             "private": plan.hidden_metrics,
             "history": self._history,

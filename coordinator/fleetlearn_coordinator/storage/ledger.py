@@ -41,6 +41,8 @@ class RoundOpened(NamedTuple):
     number: int
     at: float
     """Unix time."""
+    goal: int | None = None
+    """The reports that it wants. None: the plan says how many, for all rounds."""
 
 
 class TaskGiven(NamedTuple):
@@ -346,6 +348,8 @@ class Unfinished(NamedTuple):
     or since the last."""
     reports: list[SavedReport]
     """Of the open round, and of the rounds after it."""
+    goal: int | None = None
+    """Of the open round, as in ``RoundOpened``."""
 
 
 class SavedAnswer(NamedTuple):

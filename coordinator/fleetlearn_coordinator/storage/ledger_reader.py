@@ -51,6 +51,10 @@ class LedgerReader(Protocol):
     def open_round(self) -> int | None:
         """Return the number of the open round, or None where none is open."""
 
+    def goal(self, round: int) -> int | None:
+        """Return the goal with which a round was opened, or None where the plan says it, there is
+        no such round, or an earlier version was the last to serve the run."""
+
     def opened(self, round: int) -> float | None:
         """Return when a round was opened, as a Unix time, or None where there is no such round."""
 

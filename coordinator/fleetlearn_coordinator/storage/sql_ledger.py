@@ -122,7 +122,7 @@ class SqlLedger:
                     "UPDATE tasks SET slot=NULL WHERE task=?", [(task,) for task in tasks]
                 )
             case RoundOpened():
-                execute("INSERT INTO rounds(number, opened) VALUES(?, ?)", row)
+                execute("INSERT INTO rounds(number, opened, goal) VALUES(?, ?, ?)", row)
                 self._put("sum", None)
             case RoundClosed():
                 self._close_round(row)
@@ -243,8 +243,10 @@ class SqlLedger:
         return sql_exchanges.last_valid(self._db, self._place, kind, since)
 
     def unfinished(self, lost_since: int | None) -> Unfinished:
-        opened = self._db.execute("SELECT number FROM rounds WHERE closed IS NULL").fetchone()
-        found = Unfinished(None if opened is None else int(opened[0]), [], [], [], [])
+        number, goal = self._db.execute(
+            "SELECT number, goal FROM rounds WHERE closed IS NULL"
+        ).fetchone() or (None, None)
+        found = Unfinished(number, [], [], [], [], goal)
         first = self.last_round() + 1 if found.round is None else found.round
         which = (
             "round>=?"

@@ -88,6 +88,12 @@ class SqlReader:
             )
         )
 
+    def goal(self, round: int) -> int | None:
+        if self._version < 11:
+            return None
+        row = self._db.execute("SELECT goal FROM rounds WHERE number=?", (round,)).fetchone()
+        return None if row is None or row[0] is None else int(row[0])
+
     def opened(self, round: int) -> float | None:
         row = self._db.execute("SELECT opened FROM rounds WHERE number=?", (round,)).fetchone()
         return None if row is None else float(row[0])

@@ -5,7 +5,7 @@ They are written for SQLite. postgres_database.py says how PostgreSQL's types ar
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 
 DEVICES = """
 CREATE TABLE devices(
@@ -69,7 +69,8 @@ CREATE TABLE models(
     created REAL NOT NULL, restores INTEGER, optimizer TEXT, state_crc32 INTEGER
 );
 CREATE TABLE rounds(
-    number INTEGER PRIMARY KEY, opened REAL NOT NULL, closed REAL, outcome TEXT, summary TEXT
+    number INTEGER PRIMARY KEY, opened REAL NOT NULL, closed REAL, outcome TEXT, summary TEXT,
+    goal INTEGER                            -- NULL: the plan's, as of all rounds
 );
 CREATE TABLE tasks(
     task TEXT PRIMARY KEY, round INTEGER NOT NULL, device TEXT NOT NULL,
@@ -107,5 +108,6 @@ MIGRATIONS = {
     7: (PARTICIPATIONS,),
     8: ("ALTER TABLE tasks ADD COLUMN member TEXT",),
     9: ("ALTER TABLE tasks ADD COLUMN region TEXT",),
+    10: ("ALTER TABLE rounds ADD COLUMN goal INTEGER",),
 }
 """Version of the tables -> what makes the next one of it."""

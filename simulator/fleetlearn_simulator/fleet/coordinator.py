@@ -453,6 +453,8 @@ class SimulatedCoordinator:
             "connected": connected,
             **self.costs.summary(),
         }
+        if self.engine.settings.own_goal is not None:
+            row["goal"] = self.engine.settings.own_goal
         del row["left_out"]
         if not self.plan.local.evaluate:
             del row["behind"]
@@ -558,8 +560,9 @@ class SimulatedCoordinator:
         lost = [(task, device, terms.version) for task, (device, terms) in book.lost.items()]
         number = old.round if is_open else None
         restored = Restored(
-            number, leases, book.accepted.items(), dropped, lost, book.early.items()
-        )
+            number, leases, book.accepted.items(), dropped, lost, book.early.items(),
+            goal=old.settings.own_goal,
+        )  # fmt: skip
         if isinstance(book, RegionalBook):
             running = {task: book.terms[device].region or "" for device, task in book.tasks.items()}
             restored = restored._replace(regions=running | self.in_region, over={**book.over})

@@ -396,11 +396,12 @@ class Fleet:
                         # A device that was lost, and is given its task again, begins it again.
                         if not self._is_at(command):
                             assigned.append(command)
-                    case Opened(number):
+                    case Opened(number, goal):
                         self.coordinator.begin_round(number, self.now, self.tasks.rounds_running)
                         self.tasks.begin_round()
+                        own = {} if goal is None else {"goal": goal}
                         self._note(
-                            "opened", round=number, connected=len(self.connections.connected)
+                            "opened", round=number, connected=len(self.connections.connected), **own
                         )
                     case Ended(device, task, _, cause):
                         self.tasks.end(device_of(device), task, cause)

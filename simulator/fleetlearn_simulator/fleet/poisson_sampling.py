@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.settings import RoundSize
 
 from fleetlearn_simulator import keyed_random
 from fleetlearn_simulator.errors import SimulatorError
@@ -38,7 +39,7 @@ class PoissonSampling:
             chosen = np.flatnonzero(luck < self._rate).tolist()
             redrawn += 1
         self.drawn = len(chosen)
-        _let_rounds_have(engine, self.drawn)
+        engine.resize(RoundSize(self.drawn, self.drawn, self.drawn))
         return chosen
 
     def check(self, number: int, reports: int) -> None:
@@ -54,10 +55,3 @@ class PoissonSampling:
 def sampling_of(scenario: Scenario) -> PoissonSampling | None:
     """Return the scenario's Poisson sampling, if its plan asks for it."""
     return PoissonSampling(scenario) if is_poisson(scenario) else None
-
-
-def _let_rounds_have(engine: Engine, devices: int) -> None:
-    """Let the engine's rounds have this many tasks, and end with as many reports."""
-    rule = engine.settings._replace(goal=devices, cohort=devices, minimum=devices)
-    engine.settings = engine.tasks.settings = rule
-    engine.participation.settings = engine.selection.settings = rule

@@ -39,6 +39,8 @@ class Round(msgspec.Struct):
     seconds: float = 0.0
     connected: int = 0
     reports: int = 0
+    goal: int | None = None
+    """Of a round that has its own (``round.goal_share``)."""
     partial: int = 0
     train: Means = {}
     evaluation: Means = {}

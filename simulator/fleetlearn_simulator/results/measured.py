@@ -50,6 +50,7 @@ def _round_row(row: Round) -> ResultRow:
         "connected": row.connected,
         "reports": row.reports,
         "partial": row.partial,
+        **({} if row.goal is None else {"goal": row.goal}),
         **dropped_columns(row.dropped),
         "change": row.change or 0.0,
         "bytes_down": row.bytes.get("down", 0),

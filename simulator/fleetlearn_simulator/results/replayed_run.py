@@ -64,13 +64,14 @@ def replayed_run(folder: Path) -> ReplayedRun:
     # The recipe of a computation has the name of its kind.
     algorithm = plan.get("local", {}).get("algorithm", plan.get("recipe"))
     computes = algorithm if algorithm in KIND_NAMES else None
-    spent = _spent(run)
+    spent, share = _spent(run), plan.get("round", {}).get("goal_share")
     values = {
         "name": run.name,
         "served": False,
         "recorded": True,
         "about": {
             "goal": plan.get("round", {}).get("goal"),
+            **({"goal_share": share} if share is not None else {}),
             "rounds": None if computes else stop.get("rounds"),
             "metric": stop.get("metric"),
             "target": stop.get("target"),
@@ -138,6 +139,7 @@ def _round(row: Round) -> dict[str, Any]:
         "change": row.change or 0.0,
         "bytes_up": row.bytes.get("up", 0),
         "bytes_down": row.bytes.get("down", 0),
+        **({} if row.goal is None else {"goal": row.goal}),
     }
     return round_row(row.round, row.how, row.time - row.seconds, row.time, summary)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from fleetlearn_protocol.epsilon_text import budget_text, spent_text
@@ -95,7 +96,7 @@ def _subtitle(run: LoadedRun) -> Iterator[str]:
         f"data {tables['data']['kind']}" if "data" in tables else "",
         f"availability {tables['availability']['kind']}" if "availability" in tables else "",
         f"recipe {plan['recipe']}" if "recipe" in plan else "",
-        f"goal of {plan['round']['goal']:,} reports" if "goal" in plan.get("round", {}) else "",
+        _goal_words(plan.get("round", {})),
         f"bundle {Path(plan['bundle']).name}" if "bundle" in plan and not family else "",
         f"members {', '.join(family)}" if family else "",
     ]
@@ -115,6 +116,13 @@ def _subtitle(run: LoadedRun) -> Iterator[str]:
             for line in (words, (own,), (privacy,), (secure,), (state, backend))
         ),
     )
+
+
+def _goal_words(rule: Mapping[str, Any]) -> str:
+    """Return what a plan's rounds want. ``rule``: its [round]."""
+    if "goal_share" in rule:
+        return f"goal of {rule['goal_share']:g} of the devices, {rule['goal']:,} reports at most"
+    return f"goal of {rule['goal']:,} reports" if "goal" in rule else ""
 
 
 def _tiles(run: LoadedRun) -> Iterator[tuple[str, str, str]]:
@@ -196,7 +204,7 @@ def _last(run: LoadedRun) -> PagePart:
         ]
         cells += [
             f"{sum(round_.assigned.values()):,}",
-            f"{round_.reports:,}",
+            f"{round_.reports:,}" + ("" if round_.goal is None else f" of {round_.goal:,}"),
             f"{round_.partial:,}",
         ]
         means = [getattr(round_, kind).get(name) for name, kind in columns]

@@ -244,7 +244,7 @@ def test_a_target_has_a_direction(metric: str, direction: str) -> None:
             [
                 "round.gaol is not a key",
                 "did you mean round.goal?",
-                "Allowed here: goal, over_selection",
+                "Allowed here: goal, goal_share",
             ],
         ),
         (f"{SMALL}zzz = 3", ["round.zzz is not a key of a plan. Allowed here: goal"]),
@@ -265,7 +265,7 @@ def test_a_target_has_a_direction(metric: str, direction: str) -> None:
         (f"seed = -1\n{SMALL}", ["seed = -1", "it takes an integer, at least 0 and at most"]),
         (
             'round = 5\nname = "a"\nbundle = "b"',
-            ["round = 5", "it takes a table of goal, over_selection"],
+            ["round = 5", "it takes a table of goal, goal_share"],
         ),
         (f"local = 5\n{SMALL}", ["local = 5"]),
         (f"server = 5\n{SMALL}", ["server = 5"]),

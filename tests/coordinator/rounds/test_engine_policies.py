@@ -31,7 +31,13 @@ from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.rounds.exchange import SavedExchange
 from fleetlearn_coordinator.rounds.selection import SECOND_CHANCES
 from fleetlearn_coordinator.rounds.selection_rules import Eligibility, Oort, SelectionRules, Stated
-from fleetlearn_coordinator.rounds.settings import EvaluationSettings, PaceSettings, Phase, Settings
+from fleetlearn_coordinator.rounds.settings import (
+    CohortShare,
+    EvaluationSettings,
+    PaceSettings,
+    Phase,
+    Settings,
+)
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import ProtocolError
@@ -74,6 +80,9 @@ BUFFERED = Settings(
 FEW_OF_EACH = BUFFERED._replace(max_updates=1, minimum=1)
 ONE_BY_ONE = BUFFERED._replace(goal=1, minimum=1, cohort=2, max_staleness=0)
 SYNCHRONOUS = CARRY._replace(carry=False, max_staleness=0)
+HALF = CohortShare(share=0.5, most=3, least=1, over_selection=1.5, minimum_share=0.6)
+SHARE = SYNCHRONOUS._replace(**HALF.size_of_goal(3)._asdict(), share=HALF)
+SHARE_CARRIED = CARRY._replace(**HALF.size_of_goal(3)._asdict(), share=HALF)
 EVALUATED = EvaluationSettings(every=2, devices=3, minimum=2, deadline=15.0)
 ABLE = {"d0", "d1", "d2", "d3"}
 """Devices that can evaluate."""
@@ -107,6 +116,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.given: list[tuple[str, str, int]] = []
         self.revived: set[str] = set()
         self.versions = 0
+        self.size = self.rules.size
+        """Of the open round, or of the last one."""
         self.holding: set[str] = set()
         """Devices that checked in with an update, or might get a lost task back, and have had no
         other since."""
@@ -123,11 +134,24 @@ class AnyOrder(RuleBasedStateMachine):
     def do(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
-                case Opened(number):
+                case Opened(number, goal, devices):
                     assert self.open is None
                     assert self.committing is None
                     assert number == self.last + 1
                     self.open = self.last = number
+                    if (share := self.rules.share) is not None:
+                        early = len(self.counted_for(number))
+                        assert devices is not None
+                        assert (
+                            early
+                            <= devices
+                            <= len(
+                                {*self.connected, *self.running.values()}
+                                | {*self.counted_for(number).values()}
+                            )
+                        )
+                        self.size = share.size_for(devices, early)
+                    assert goal == (None if share is None else self.size.goal)
                 case Assign(device, task, number, again=again, version=version, deadline=deadline):
                     assert device in self.connected
                     assert deadline <= self.now + 2 * self.rules.deadline + 1e-6
@@ -138,7 +162,7 @@ class AnyOrder(RuleBasedStateMachine):
                     assert number == self.open
                     assert task not in self.began, "an id was given twice"
                     assert version == self.versions, "a new task begins from the newest model"
-                    assert len(self.running.keys() - self.revived) < self.rules.cohort
+                    assert len(self.running.keys() - self.revived) < self.size.cohort
                     self.running[task], self.began[task] = device, (version, self.now)
                     self.given.append((device, task, number))
                 case Ended(device, task, number, cause):
@@ -199,7 +223,7 @@ class AnyOrder(RuleBasedStateMachine):
                     assert number == self.open
                     self.open, self.committing = None, number
                     counted = self.counted_for(number)
-                    assert self.rules.minimum <= len(counted) <= self.rules.goal
+                    assert self.size.minimum <= len(counted) <= self.size.goal
                     if self.rules.max_updates is not None:
                         assert max(Counter(counted.values()).values()) <= self.rules.max_updates
                     causes = Counter(
@@ -209,7 +233,7 @@ class AnyOrder(RuleBasedStateMachine):
                 case Abandon(number):
                     assert number == self.open
                     assert not self.rules.asynchronous
-                    assert len(self.counted_for(number)) < self.rules.minimum
+                    assert len(self.counted_for(number)) < self.size.minimum
                     self.open = None
 
     @rule()
@@ -270,7 +294,8 @@ class AnyOrder(RuleBasedStateMachine):
             return
         assert task not in self.counted, "a report counted twice"
         counts = self.engine.report_terms(device)
-        ahead = sum(round > self.last for _, round in self.counted.values()) // self.rules.goal
+        early = sum(round > self.last for _, round in self.counted.values())
+        ahead = early // self.rules.largest_goal
         assert counts.early == (self.open is None)
         assert counts.round == (self.open or self.last + 1 + ahead)
         newest = self.versions + (self.committing is not None) + (ahead if self.open is None else 0)
@@ -358,6 +383,7 @@ class AnyOrder(RuleBasedStateMachine):
                 for round, _, task in early
                 if round > (first or self.last)
             ],
+            goal=self.size.goal if first is not None and self.rules.share is not None else None,
         )
         self.evaluation_began = self.now
         self.engine.restore_exchange(
@@ -453,8 +479,8 @@ class AnyOrder(RuleBasedStateMachine):
         selection = self.engine.selection
         assert selection.again <= selection.resting
         if self.open is not None and selection.again:
-            needed = self.rules.goal if self.rules.asynchronous else self.rules.minimum
-            assert len(self.running) + len(self.engine.accepted) >= min(needed, self.rules.cohort)
+            needed = self.size.goal if self.rules.asynchronous else self.size.minimum
+            assert len(self.running) + len(self.engine.accepted) >= min(needed, self.size.cohort)
 
     @invariant()
     def no_device_fails_again_and_again_in_a_round(self) -> None:
@@ -492,6 +518,10 @@ POLICIES = {
     "synchronous, evaluated": SYNCHRONOUS._replace(evaluation=EVALUATED),
     "carry, evaluated": CARRY._replace(evaluation=EVALUATED),
     "buffered, evaluated": BUFFERED._replace(evaluation=EVALUATED),
+    "share": SHARE,
+    "share, carry": SHARE_CARRIED,
+    "share, with pace, evaluated": SHARE._replace(pace=PACE, evaluation=EVALUATED),
+    "share, carry, with pace, evaluated": SHARE_CARRIED._replace(pace=PACE, evaluation=EVALUATED),
 }
 USUAL = settings(
     max_examples=20,
@@ -502,7 +532,10 @@ USUAL = settings(
 LONG = settings(USUAL, max_examples=300)
 
 
-SLOW = {"carry, with pace", "buffered, with pace", "carry, evaluated", "buffered, evaluated"}
+SLOW = {
+    "carry, with pace", "buffered, with pace", "carry, evaluated", "buffered, evaluated", "share",
+    "share, with pace, evaluated",
+}  # fmt: skip
 """What the slow tests alone run: the usual ones run pace and evaluations together."""
 
 
@@ -541,6 +574,7 @@ SELECTIONS = {
     "power-of-choice, synchronous": CARRY._replace(selection=BY_LOSS),
     "power-of-choice, asynchronous": BUFFERED._replace(selection=BY_LOSS._replace(once_in=None)),
     "oort": CARRY._replace(selection=BY_UTILITY),
+    "weights, share": SHARE_CARRIED._replace(selection=WEIGHED),
 }
 STATED = {
     f"d{number}": Stated(examples, labels=frozenset(labels.split()))
@@ -588,6 +622,9 @@ class SelectedInAnyOrder(AnyOrder):
 
     def do(self, commands: list[Command]) -> None:
         for row in commands:
+            if isinstance(row, Opened) and self.rules.share is not None:
+                assert row.goal is not None
+                self.size = self.rules.share.size_of_goal(row.goal)
             if isinstance(row, Assign) and not row.again:
                 self.check_choice(row)
             elif isinstance(row, Commit):
@@ -602,7 +639,7 @@ class SelectedInAnyOrder(AnyOrder):
             assert given.device not in self.chosen.get(number, [])
         devices = self.chosen.setdefault(given.round, [])
         devices.append(given.device)
-        usual = self.rules.goal if self.rules.asynchronous else self.rules.cohort
+        usual = self.rules.goal if self.rules.asynchronous else self.size.cohort
         for label, share in rules.quotas.items():
             assert sum(label in STATED[device].labels for device in devices) <= share * max(
                 usual, len(devices)
@@ -678,3 +715,47 @@ def test_reports_told_together_are_those_told_one_after_the_other(
             )
         assert many == one
     assert told.keys() == {1, 2, 3}
+
+
+def lost_and_back(rules: Settings) -> tuple[Engine, str]:
+    """An engine that has lost device a with its task, and the name of the task."""
+    engine = Engine(rules)
+    engine.check_in("a", None, 0.0)
+    task = engine.leases["a"]
+    engine.disconnect("a", 0.0)
+    engine.tick(rules.grace)
+    assert "a" not in engine.leases
+    return engine, task
+
+
+def test_a_lost_task_that_would_be_too_stale_does_not_go_on() -> None:
+    """A model is being made that makes its update too old: nothing changes."""
+    engine, task = lost_and_back(ONE_BY_ONE)
+    engine.check_in("b", None, 4.0)
+    engine.count_report("b", engine.leases["b"], 5.0)
+    assert engine.phase is Phase.COMMITTING
+    with pytest.raises(ProtocolError):
+        engine.announce("a", task, 1, 6.0)
+    assert "a" not in engine.leases
+
+
+def test_a_lost_task_does_not_go_on_beyond_what_its_device_may_have_of_a_round() -> None:
+    engine, task = lost_and_back(FEW_OF_EACH)
+    engine.check_in("a", None, 4.0)
+    engine.count_report("a", engine.leases["a"], 5.0)
+    with pytest.raises(ProtocolError):
+        engine.announce("a", task, 1, 6.0)
+    assert [*engine.accepted.values()] == ["a"]
+
+
+def test_a_device_that_reported_early_is_counted_once_when_a_round_may_open() -> None:
+    engine = Engine(CARRY._replace(cohort=3, goal=2, minimum=2))
+    for device in "abc":
+        engine.check_in(device, None, 0.0)
+    (first, one), (second, two), (third, three) = engine.leases.items()
+    engine.count_reports([first, second], [one, two], 1.0)
+    engine.count_report(third, three, 2.0)
+    for device in (first, second):
+        engine.disconnect(device, 2.0)
+    said = engine.committed(3.0, change=1.0, metrics={}) + engine.tick(6.0)
+    assert not [row for row in said if isinstance(row, Opened)], "one device is no two"

@@ -190,6 +190,7 @@ def test_the_first_version_s_tables_are_brought_up_to_date(in_postgres: Path) ->
     with begun(in_postgres) as (_, ledger):
         ledger.write([RoundOpened(1, 2.0), TaskGiven("r1-1-1", 1, "a", 0)])
         ledger._db.execute("ALTER TABLE tasks DROP COLUMN region")
+        ledger._db.execute("ALTER TABLE rounds DROP COLUMN goal")
         ledger._db.execute(f"UPDATE owner SET tables = {postgres_ledger.FIRST_VERSION}")
     with begun(in_postgres) as (_, ledger):
         ledger.write([TaskGiven("r1-1-2", 1, "b", 0, region="eu")])

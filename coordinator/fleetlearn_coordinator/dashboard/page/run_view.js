@@ -157,10 +157,12 @@ function openRound() {
     const isOpen = run.phase === "open" && run.served;
     const lost = Object.entries(run.dropped ?? {});
     const total = lost.reduce((sum, [, value]) => sum + value, 0);
-    const goal = run.about?.goal;
+    const goal = (isOpen ? run.goal : undefined) ?? run.about?.goal;
+    const share = run.about?.goal_share;
     say(shown["Model version"], run.about?.rounds ? `${count(run.version)} of ${count(run.about.rounds)}` : count(run.version));
     say(shown.Round, isOpen ? count(run.round) : "none is open");
-    say(shown.Goal, count(goal));
+    say(shown.Goal, share === undefined ? count(goal)
+      : isOpen ? `${count(goal)} (${share} of the devices)` : `${share} of the devices, at most ${count(goal)}`);
     say(shown.Received, count(run.accepted ?? 0));
     say(shown.Leased, count(run.leases ?? 0));
     say(shown.Lost, count(total));

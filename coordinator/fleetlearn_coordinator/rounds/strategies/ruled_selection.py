@@ -14,6 +14,7 @@ from fleetlearn_coordinator.rounds.lease_book import LeaseBook
 from fleetlearn_coordinator.rounds.random_draws import stream
 from fleetlearn_coordinator.rounds.selection import Selection
 from fleetlearn_coordinator.rounds.selection_rules import NOTHING_STATED, SelectionRules, Stated
+from fleetlearn_coordinator.rounds.settings import RoundSize
 from fleetlearn_coordinator.rounds.strategies import oort
 from fleetlearn_coordinator.rounds.strategies.device_memory import DeviceMemory
 from fleetlearn_coordinator.rounds.strategies.pools import Pools
@@ -83,6 +84,10 @@ class RuledSelection(Selection):
         """Return how many devices a new round could give tasks, in doubt or not."""
         everywhere = (self.idle, *self.doubted.values())
         return sum(self._pools(names).most(self.quotas) for names in everywhere)
+
+    def resize(self, size: RoundSize) -> None:
+        Selection.resize(self, size)
+        self.quotas.size = size.cohort
 
     def _pools(self, names: Iterable[str]) -> Pools:
         if isinstance(names, Pools):

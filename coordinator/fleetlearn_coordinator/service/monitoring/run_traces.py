@@ -83,7 +83,8 @@ class RunTraces:
         return self._tracer.start_span(name, context, attributes=known)
 
     def _open(self, event: Opened) -> None:
-        self._rounds[event.round] = self._begin("round", None, round=event.round)
+        own = {} if event.goal is None else {"goal": event.goal}
+        self._rounds[event.round] = self._begin("round", None, round=event.round, **own)
         self._counts[event.round] = 0
 
     def _assign(self, event: Assign) -> None:

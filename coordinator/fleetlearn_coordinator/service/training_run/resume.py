@@ -82,8 +82,9 @@ def take_up_rounds(
     leases = [(row.task, row.device, row.version) for row in found.leases]
     lost = [(row.task, row.device, row.version) for row in found.lost]
     restored = Restored(
-        found.round, leases, accepted, found.dropped, lost, early, closed, *restored_regions
-    )
+        found.round, leases, accepted, found.dropped, lost, early, closed, *restored_regions,
+        goal=found.goal,
+    )  # fmt: skip
     return Unended(restored, abandoned)
 
 

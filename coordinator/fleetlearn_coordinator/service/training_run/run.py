@@ -443,8 +443,8 @@ class Run:
                     rows.append(self.regions.row_of(command))
                 case CancelTask() | SendAway() | Commit():
                     heard.append(command)
-                case Opened(number):
-                    rows.append(self._open(number, now))
+                case Opened():
+                    rows.append(self._open(command, now))
                 case Abandon(number, dropped, text):
                     closed, round_ended = self._abandon(number, dropped, text, now)
                     rows += closed
@@ -493,13 +493,13 @@ class Run:
         """Commit at once, in this thread, unless the sum of masks has to come first."""
         return [*self.begin_commit(command, now), *self.work.do_work(now)]
 
-    def _open(self, number: int, now: Clocks) -> Row:
+    def _open(self, opened: Opened, now: Clocks) -> Row:
         self._opened = now.engine
         if self.members.is_family:
             book = self.engine.book
             self.members.keep({*book.tasks.values(), *book.lost, *book.early})
-        self.reports.begin(number)
-        return RoundOpened(number, now.wall)
+        self.reports.begin(opened.round)
+        return RoundOpened(opened.round, now.wall, opened.goal)
 
     def _abandon(
         self, number: int, dropped: Mapping[str, int], text: str, now: Clocks
@@ -523,6 +523,8 @@ class Run:
             "bytes_down": self.bytes_down,
             "seconds": round(now.engine - self._opened, 6),
         }
+        if self.engine.settings.own_goal is not None:
+            summary["goal"] = self.engine.settings.own_goal
         self.bytes_up = self.bytes_down = 0
         return summary
 

@@ -60,7 +60,8 @@ class RunGlance(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     """When the open round ends at the latest. None: no round is open, or no coordinator runs."""
     goal: int | None = None
-    """Reports that a round wants."""
+    """Reports that the open round wants. None is open: those that a round wants; at most so many
+    with round.goal_share."""
     accepted: int = 0
     """Reports that count, of the open round."""
     leases: int = 0
@@ -92,6 +93,9 @@ class RoundView(msgspec.Struct, frozen=True, kw_only=True):
     """Reports that count."""
     partial: int
     """Those of them whose device did not finish its task."""
+    goal: int | None = None
+    """Reports that it wanted, where each round has its own goal (round.goal_share). None: the plan
+    says it."""
     lost: dict[str, int]
     """Cause -> tasks that ended without a report: ``lost``, ``late``, ``stalled``, ``stale``,
     ``failed: CODE``."""

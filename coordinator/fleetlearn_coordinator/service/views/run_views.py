@@ -155,7 +155,7 @@ def _glance(
         "round": ledger.last_round(),
         "opened": None if number is None else ledger.opened(number),
         "deadline": live.get("deadline") if current else None,
-        "goal": _json(meta, "plan", {}).get("round", {}).get("goal", live.get("goal")),
+        "goal": _goal(meta, ledger, number),
         "accepted": accepted,
         "leases": leases,
         "dropped": dropped,
@@ -164,6 +164,13 @@ def _glance(
         "metrics": measured[-1] if measured else {},
         "privacy": read_privacy(meta),
     }
+
+
+def _goal(meta: Mapping[str, Any], ledger: LedgerReader, open_round: int | None) -> int | None:
+    """Return what the open round wants, or what rounds want by the plan."""
+    own = None if open_round is None else ledger.goal(open_round)
+    rule = _json(meta, "plan", {}).get("round", {})
+    return rule.get("goal", _json(meta, "live", {}).get("goal")) if own is None else own
 
 
 def read_privacy(meta: Mapping[str, Any]) -> PrivacySpent | None:
@@ -187,6 +194,7 @@ def _round(row: Found) -> RoundView:
         seconds=summary.get("seconds", closed - opened),
         reports=summary.get("reports", 0),
         partial=summary.get("partial", 0),
+        goal=summary.get("goal"),
         lost=lost,
         refused=refused,
         surplus=surplus,
