@@ -44,6 +44,8 @@ from fleetlearn_device.driver.watchdog import tell_alive
 from fleetlearn_device.limits.cpu_share import limit_cpu
 from fleetlearn_device.limits.device_limits import NO_LIMITS, DeviceLimits, check_limits
 from fleetlearn_device.limits.memory import MemoryCeiling
+from fleetlearn_device.own_code import Given as GivenFunctions
+from fleetlearn_device.own_code import read_functions
 from fleetlearn_device.predictor import BATCH, Predicted, Predictor, Which
 from fleetlearn_device.runtimes.checks import Batch, DataError
 from fleetlearn_device.runtimes.import_onnxruntime import import_onnxruntime, import_training_api
@@ -151,6 +153,9 @@ class Device:
         own_bundle, own_distillation: The device's own model, as ``export_bundle`` and
             ``export_distillation`` made it, for runs in which devices exchange class scores alone
             (FedMD). It never leaves the device. None: the device takes no part in such runs.
+        functions: Functions that runs may compute by on this device: name -> function of the state
+            and rows (docs/algorithms/functions.md), or ``"module:function"``; or a list of such
+            texts. No others are called.
         hold_out: Share of the examples, from 0 to less than 1, that is never trained on: the shared
             and the personal model are measured on it. An example is always on the same side.
         checkpoint_every: Least seconds of training between two checkpoints, from which a later
@@ -203,6 +208,7 @@ class Device:
         own_model: str | os.PathLike[str] | None = None,
         own_bundle: str | os.PathLike[str] | None = None,
         own_distillation: str | os.PathLike[str] | None = None,
+        functions: GivenFunctions = (),
         hold_out: float = 0.0,
         checkpoint_every: float = CHECKPOINT_EVERY,
         keep_model: bool = False,
@@ -245,6 +251,7 @@ class Device:
             if self.runtime == "ort-training":
                 raise ValueError('own_bundle is trained by the runtime "onnx"')
             self._open_own()  # fails here rather than in the first task
+        self.functions = read_functions(functions)
         self.metrics_file = None if metrics_file is None else in_home(metrics_file)
         if conditions.unmetered and network is None:
             network = partial(read_network, SystemFiles())
@@ -363,7 +370,12 @@ class Device:
                 max(1, round(self.data.examples * (1 - self.hold_out))),
                 runtime=f"{self.runtime} {runtime_version}{where}",
                 software=f"fleetlearn {installed_version()}",
-                algorithms=known_algorithms(self.runtime, own=self.own_bundles is not None),
+                algorithms=known_algorithms(
+                    self.runtime,
+                    own=self.own_bundles is not None,
+                    functions=bool(self.functions),
+                ),
+                functions=(*self.functions,),
                 exchanges=_exchanges(),
                 held=held,
                 unmasked=None if waits is None else _waits(waits),
@@ -397,6 +409,7 @@ class Device:
                 ceiling=self._ceiling,
                 owner=_owner(self.secure),
                 own=self._open_own(),
+                functions=self.functions,
             )
             metrics = self.metrics_file and MetricsFile(self.metrics_file, directory.device)
             driver = Driver(

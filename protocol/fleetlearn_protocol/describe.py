@@ -31,6 +31,7 @@ from fleetlearn_protocol import (
     preprocessing,
     quality_messages,
 )
+from fleetlearn_protocol.computations import function_settings
 from fleetlearn_protocol.computations import settings as computations
 from fleetlearn_protocol.computations.boosting_settings import BoostColumn
 from fleetlearn_protocol.computations.kinds import KINDS
@@ -162,6 +163,9 @@ def tables() -> dict[str, str]:
                         computations.NumberColumn,
                         computations.CategoryColumn,
                         BoostColumn,
+                        function_settings.RowArray,
+                        function_settings.StateArray,
+                        function_settings.SumArray,
                     )
                 ),
             ]
@@ -217,6 +221,8 @@ def _kind(kind: types.Type, alias: bool = True) -> str:
     match kind:
         case types.UnionType(types=several):
             return " or ".join(_kind(one) for one in several)
+        case types.AnyType():
+            return "any value"
         case types.NoneType():
             return "null"
         case types.BoolType():

@@ -1,8 +1,9 @@
 """Own algorithms: functions of other packages that a plan, a task, a scenario or a service names.
 
 An *extension* is a function with keyword parameters, a factory. What it returns takes the place of
-one of ours: an aggregator, a server optimizer, a function of staleness. An *extension point* is a
-place that takes such a factory. It is named in one of three ways:
+one of ours: an aggregator, a server optimizer, a function of staleness. At some points it is the
+function itself, whose keyword parameters come after its arguments. An *extension point* is a place
+that takes such an extension. It is named in one of three ways:
 
 - ``my_package.rules:clipped_mean``: a module and a function in it. The module must be listed by the
   person who runs the process (``allow``).
@@ -24,6 +25,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, cast, get_type_hints
@@ -56,6 +58,9 @@ class ExtensionPoint(Generic[T]):
     """What a factory must return: an instance of one of these. ``object``: a function."""
     is_callable: bool = False
     """Whether a factory must return a function."""
+    arguments: tuple[str, ...] = ()
+    """Where there are any, the extension is the function itself, with these arguments first and its
+    parameters as keywords. Empty: the extension is a factory."""
 
     @property
     def group(self) -> str:
@@ -153,6 +158,8 @@ def make(point: ExtensionPoint[T], name: str, parameters: Mapping[str, Any], whe
     are in the table ``parameters`` beside that key. Raises ExtensionError.
     """
     factory = find(point, name, where)
+    if point.arguments:
+        return cast(T, bind(factory, point.arguments, parameters, f"{where} = {name!r}"))
     values = _checked(factory, parameters, f"{where} = {name!r}")
     try:
         made = factory(**values)
@@ -176,6 +183,35 @@ def make_once(point: ExtensionPoint[T], name: str, parameters: Mapping[str, Any]
     if key not in _known.made:
         _known.made[key] = make(point, name, parameters, where)
     return cast(T, _known.made[key])
+
+
+def bind(
+    function: Factory, arguments: tuple[str, ...], parameters: Mapping[str, Any], what: str
+) -> Factory:
+    """Return a function of these arguments, by place, that calls ``function`` with the parameters
+    as keywords.
+
+    ``what`` names the function in errors. Raises ExtensionError where it takes other arguments, or
+    other parameters.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):
+        raise ExtensionError(f"{what} is no function that can be called") from None
+    kinds = inspect.Parameter
+    by_place = [
+        name
+        for name, each in signature.parameters.items()
+        if each.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(by_place) < len(arguments):
+        takes = ", ".join(by_place) or "none"
+        raise ExtensionError(
+            f"{what} takes the arguments {takes}; expected {', '.join(arguments)} first, and its "
+            "parameters after them"
+        )
+    values = _checked(function, parameters, what, skip=by_place[: len(arguments)])
+    return partial(function, **values)
 
 
 def find(point: ExtensionPoint[Any], name: str, where: str) -> Factory:
@@ -206,8 +242,7 @@ def find(point: ExtensionPoint[Any], name: str, where: str) -> Factory:
     if not callable(factory):
         file = getattr(module, "__file__", None) or module_name
         raise ExtensionError(
-            f"{where} = {name!r}: {file} has no function {function}; expected one with keyword "
-            f"parameters that returns a {point.name}"
+            f"{where} = {name!r}: {file} has no function {function}; expected {_expected(point)}"
         )
     return factory  # type: ignore[no-any-return]  # callable() says no more
 
@@ -236,6 +271,12 @@ def apart() -> Iterator[None]:
         _known, sys.path[:] = before, path
 
 
+def _expected(point: ExtensionPoint[Any]) -> str:
+    if point.arguments:
+        return f"a {point.name} of {', '.join(point.arguments)}"
+    return f"one with keyword parameters that returns a {point.name}"
+
+
 def _registered(point: ExtensionPoint[Any]) -> dict[str, Factory]:
     return {name: made for (of, name), made in _known.registered.items() if of == point.name}
 
@@ -255,12 +296,15 @@ def _is_allowed(module: str) -> bool:
     return any(module == each or module.startswith(f"{each}.") for each in _known.modules)
 
 
-def _checked(factory: Factory, parameters: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return the parameters in the types of the factory's signature. Raises ExtensionError."""
+def _checked(
+    factory: Factory, parameters: Mapping[str, Any], what: str, skip: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return the parameters in the types of the factory's signature. ``skip``: arguments of it that
+    are no parameters. Raises ExtensionError."""
     signature = {
         name: each
         for name, each in inspect.signature(factory).parameters.items()
-        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) and name not in skip
     }
     takes = ", ".join(signature) or "none"
     if surplus := sorted(set(parameters) - set(signature)):

@@ -67,6 +67,10 @@ SILENT_HEARTBEATS = 3
 
 Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 """A device, task, vector, part or encoding: 1 to 64 characters that are safe in a file name."""
+FunctionName = Annotated[
+    str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,99}(:[A-Za-z_][A-Za-z0-9_]{0,99})?\Z")
+]
+"""A function that its owner allows: a short name, or `module:function`."""
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """SHA-256 in lower-case hexadecimal."""
 Bytes32 = Annotated[str, Meta(pattern=r"^([0-9a-f]{2}){32}\Z")]
@@ -305,6 +309,9 @@ class CheckIn(Message, frozen=True, tag="check-in"):
     `local_noise`, with `secure` or with noise under the mask where it does not name that.
     `required`: its owner lets it do no task of a run without differential privacy;
     `secure-required`: none without secure aggregation."""
+    functions: Annotated[tuple[FunctionName, ...], Meta(max_length=64)] = ()
+    """The functions that its owner lets it compute by (section 4, "Functions"). It is given no task
+    of another."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat"):

@@ -24,6 +24,7 @@ IDENTIFIER, DIGEST, NAME = pattern(m.Identifier), pattern(m.Digest), pattern(m.N
 BYTES32, BYTES64, BYTES80 = map(pattern, (m.Bytes32, m.Bytes64, m.Bytes80))
 KEYS = pattern(pairwise.NeighbourKeys)
 URL = pattern(m.Url)
+FUNCTION = pattern(m.FunctionName)
 SEALED, SHARE = pattern(m.Bytes82), pattern(pairwise.SecretShare)
 FITS = {
     IDENTIFIER: ["0", "A._-" * 16],
@@ -33,6 +34,7 @@ FITS = {
     BYTES64: ["0123456789abcdef" * 8],
     BYTES80: ["0123456789abcdef" * 10],
     KEYS: ["0123456789abcdef" * 8, "0123456789abcdef" * 16],
+    FUNCTION: ["_", "a.-_" * 25 + ":" + "b_" * 50],
     SEALED: ["01" * 82],
     SHARE: ["01" * 33],
     URL: ["http://h", "https://" + "~" * 4088],
@@ -58,6 +60,7 @@ DOES_NOT_FIT = {
     BYTES64: ["", "0" * 126, "0" * 127, "0" * 130, "A" * 128, "0" * 128 + "\n"],
     BYTES80: ["", "0" * 158, "0" * 159, "0" * 162, "A" * 160, "0" * 160 + "\n"],
     KEYS: ["", "0" * 126, "0" * 130, "0" * 254, "0" * 384, "A" * 128, "0" * 128 + "\n"],
+    FUNCTION: ["", "1a", "a" * 101, "a:", ":a", "a:b:c", "a:b.c", "a b", "a\n", "é"],
     SEALED: ["", "0" * 162, "0" * 163, "0" * 166, "A" * 164, "0" * 164 + "\n"],
     SHARE: ["", "0" * 64, "0" * 65, "0" * 68, "A" * 66, "0" * 66 + "\n"],
     URL: [

@@ -41,6 +41,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         error="onnxruntime is not installed",
         wants="model",
         privacy=("clip", "local-noise", "secure"),
+        functions=("kmeans", "my_package.rules:newton"),
     ),
     "heartbeat": m.Heartbeat("t4-11", 250, 262144),
     "fetch": m.Fetch(A, 131072, 8519680, http=True),

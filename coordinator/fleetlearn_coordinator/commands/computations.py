@@ -17,6 +17,8 @@ from fleetlearn_coordinator.commands.exits import expected_errors
 from fleetlearn_coordinator.commands.options import AsJson, PlanFile
 
 app = typer.Typer()
+MOST_SHOWN = 200
+"""Characters of an array."""
 
 
 @app.command("make-bundle")
@@ -127,9 +129,24 @@ def _between(quantile: dict[str, Any]) -> tuple[str, str]:
     return f"{quantile['value']:.6g}", f"{low} to {high}"
 
 
+def _show_function(found: dict[str, Any]) -> None:
+    table = plain_table("", "value")
+    for name, value in found["metrics"].items():
+        table.add_row(name, f"{value:.10g}")
+    for name, value in found["state"].items():
+        table.add_row(name, _shortened(str(value)))
+    table.add_row("last round", f"{found['rows']} rows of {found['devices']} devices")
+    show_table(table)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} ... (--json shows all)"
+
+
 SHOW = {
     "statistics": _show_statistics,
     "boosted-trees": show_trees,
     "boosted-components": show_components,
+    "function": _show_function,
 }
 """Kind of computation -> what prints its result for people."""

@@ -23,6 +23,16 @@ NO_MODEL = "there is no model that could be measured"
 WHOLE = "a device's sums count whole, so that the total is exact"
 
 
+_UNBOUNDED = {
+    "boosted-components": ('base learners. Leave [privacy] out, or take recipe = "boosted-trees"'),
+    "function": (
+        "own functions. Leave [privacy] out; with [secure] the coordinator learns the total of all "
+        "devices alone"
+    ),
+}
+"""Kind whose sums have no bound -> which that is, and what to do."""
+
+
 def _rule(breaks: Callable[[PlanKeys], object], text: Callable[[PlanKeys], str]) -> PlanRule:
     """Return a rule that only plans of computations must keep."""
 
@@ -165,7 +175,7 @@ COMPUTATION_RULES = (
         lambda plan, privacy: not _has_bounds(plan.local.algorithm),
         lambda plan, privacy: (
             "[privacy] needs a bound on what one row adds to the sums, which is not worked out for "
-            'base learners. Leave [privacy] out, or take recipe = "boosted-trees"'
+            f"{_UNBOUNDED.get(plan.local.algorithm, plan.local.algorithm)}"
         ),
     ),
     _private_rule(

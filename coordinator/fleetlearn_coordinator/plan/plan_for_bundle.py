@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+from fleetlearn_protocol.computations.settings import kind_of
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.manifest import Manifest
 
+from fleetlearn_coordinator.aggregation.computations.registry import RunComputation
 from fleetlearn_coordinator.aggregation.participation_rates import FULL_WEIGHT
 from fleetlearn_coordinator.aggregation.round_summary import PERSONAL
 from fleetlearn_coordinator.aggregation.weighing.weighing import Weighing
@@ -188,6 +190,8 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
         for misfit in (computation_misfit(self, manifest), scores_misfit(self, manifest)):
             if misfit is not None:
                 raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
+        if (why := _unready(manifest)) is not None:
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {why}.")
         self.weighing(manifest)
         if (text := self.algorithm.misfit(self.hyper(manifest))) is not None:
             raise self._misfit(f"{text}.", manifest)
@@ -239,3 +243,11 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
             f"{self.file}: {what} Bundle {manifest.name}: its step is {step} and takes {takes}; "
             f"its metrics are {', '.join(['loss', *manifest.metrics])}.",
         )
+
+
+def _unready(manifest: Manifest) -> str | None:
+    """Return why this process cannot make a state of what devices compute; None: it can, or they
+    train."""
+    if (settings := manifest.computation) is msgspec.UNSET:
+        return None
+    return RunComputation(kind_of(settings), settings).unready()

@@ -241,6 +241,12 @@ RECIPES: Mapping[str, Recipe] = {
         round=UNIFORM,
         stop=COMPUTED,
     ),
+    "function": Recipe(
+        "sums of what a function of each device's owner returns (docs/algorithms/functions.md)",
+        local=computes("function"),
+        round=UNIFORM,
+        stop=COMPUTED,
+    ),
     **{
         name: Recipe(source, round=UNIFORM, aggregation={"aggregator": name})
         for name, source in _ROBUST.items()

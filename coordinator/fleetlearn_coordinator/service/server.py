@@ -54,6 +54,7 @@ from fleetlearn_coordinator.rounds.pace import FinishedReturns
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.rounds.waiting_words import waits_for, waits_for_in_general
+from fleetlearn_coordinator.service.allowed_functions import why_no_function
 from fleetlearn_coordinator.service.contribution_asker import ContributionAsker
 from fleetlearn_coordinator.service.device_history import DeviceHistory
 from fleetlearn_coordinator.service.distil_asker import DistilAsker
@@ -248,6 +249,8 @@ class RunServer:
         if why := why_not_private(self.run.reports.rules.privacy, check_in):
             return why
         if why := why_not_secure(self.run.tasks.secure, check_in):
+            return why
+        if why := why_no_function(self.run.members.all[0].bundle.manifest, check_in):
             return why
         algorithm, knows = self.run.plan.local.algorithm, (PLAIN, *check_in.algorithms)
         if algorithm in knows:

@@ -25,6 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXIT
     parser.add_argument("data", metavar="DATA", help="as --data of `run`")
     parser.add_argument("bundle", metavar="BUNDLE", help="the bundle: a folder, or a zip file")
+    parser.add_argument(
+        "--allow-function",
+        metavar="[NAME=]MODULE:FUNCTION",
+        action="append",
+        default=[],
+        help="as of `run`: the bundle's function is called with the data, and what it returns is "
+        "checked",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,6 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
     from fleetlearn_device.commands.doctor import show
     from fleetlearn_device.doctor.data import check_data, read_bundle
+    from fleetlearn_device.doctor.functions import check_functions
 
     try:
         manifest = read_bundle(options.bundle)
@@ -45,7 +54,10 @@ def run(options: argparse.Namespace) -> int:
                 "as in `fleetlearn-device check DATA BUNDLE`",
             )
         return fail(1, error.text)
-    findings = list(check_data(options.data, manifest))
+    findings = [
+        *check_data(options.data, manifest),
+        *check_functions(options.allow_function, manifest, options.data),
+    ]
     for finding in findings:
         show(finding)
     return MISFIT if any(each.state == "bad" for each in findings) else 0

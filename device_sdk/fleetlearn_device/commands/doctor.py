@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,7 +95,8 @@ def _findings(values: Values, bundle: str | None) -> Findings:
         yield from check_peers(value["peers.book"], folder)
     else:
         yield from _network(values, folder)
-    yield from _data(value["data.source"], bundle or value["peers.bundle"], folder)
+    allowed = value["functions.allow"]
+    yield from _data(value["data.source"], bundle or value["peers.bundle"], folder, allowed)
 
 
 def _network(values: Values, folder: Path) -> Findings:
@@ -128,11 +130,12 @@ def _network(values: Values, folder: Path) -> Findings:
     yield check_clock(date, time.time())
 
 
-def _data(source: str | None, bundle: str | None, folder: Path) -> Findings:
+def _data(source: str | None, bundle: str | None, folder: Path, allowed: Iterable[str]) -> Findings:
     from fleetlearn_protocol.errors import FleetError
 
     from fleetlearn_device.doctor.data import check_data, read_bundle
     from fleetlearn_device.doctor.finding import Finding
+    from fleetlearn_device.doctor.functions import check_functions
     from fleetlearn_device.storage.content_cache import cached_manifest
 
     if source is None:
@@ -144,3 +147,4 @@ def _data(source: str | None, bundle: str | None, folder: Path) -> Findings:
         yield Finding("bundle", "bad", error.text, "name a bundle that `fleetlearn-export` wrote")
         return
     yield from check_data(source, manifest)
+    yield from check_functions(allowed, manifest, source)

@@ -54,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
     with needs("fleetlearn-device", "device"):
         from fleetlearn_device.device import Device
+    from fleetlearn_device.own_code import FunctionError
     from fleetlearn_device.runtimes.checks import DataError
 
     begin_log(values)
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         log.warning("%s is set and no setting; did you mean %s?", name, near)
     try:
         device = Device(**device_arguments(values))
-    except DataError as error:
+    except (DataError, FunctionError) as error:
         _tell(values, str(error))
         return fail(2, str(error))
     except ValueError as error:
@@ -104,6 +105,7 @@ def device_arguments(values: Values) -> dict[str, Any]:
         "limits": _limits(value),
         "privacy": _demands(value),
         "secure": _secure_demands(value),
+        "functions": value["functions.allow"],
         "metrics_file": value["log.metrics_file"],
         "until_finished": value["until_finished"],
     }

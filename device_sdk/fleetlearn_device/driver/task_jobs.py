@@ -30,7 +30,7 @@ from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.algorithms import UnsupportedError
 from fleetlearn_device.training.secure_update import mask_pending
-from fleetlearn_device.training.train import StoppedError, TrainingError
+from fleetlearn_device.training.train import FunctionFailedError, StoppedError, TrainingError
 from fleetlearn_device.training.trainer import FinishedUpdate, Trainer
 
 WorkItem = TypeVar("WorkItem", Task, Question)
@@ -145,11 +145,15 @@ class TaskJobs:
         elif failure.ends_device:
             self.abandon(error, task_id)
         else:
-            if not is_expected(error):
-                self._log_traceback(task_id, error, text)
+            if isinstance(error, FunctionFailedError):
+                if error.__cause__ is not None:
+                    self._log_traceback(task_id, error.__cause__, text, "of an own function")
+            elif not is_expected(error):
+                of = "most likely of the code that gives the data"
+                self._log_traceback(task_id, error, text, of)
             self._post(lambda: session.ended(task_id, failure.code, text))
 
-    def _log_traceback(self, task_id: str, error: Exception, text: str) -> None:
+    def _log_traceback(self, task_id: str, error: BaseException, text: str, of: str) -> None:
         """Write where an exception of the user's code came from; the same one again only at the
         level DEBUG.
 
@@ -160,8 +164,9 @@ class TaskJobs:
         lines = "\n".join(f"    {printable(line)}" for line in traceback_lines(error))
         log.log(
             level,
-            "task %s failed by an exception, most likely of the code that gives the data:\n%s",
+            "task %s failed by an exception, %s:\n%s",
             task_id,
+            of,
             lines,
         )
 

@@ -115,6 +115,7 @@ class Session(SessionState):
             **stated._asdict(),
             exchanges=offered_exchanges(self.exchanges, self.demands, self.secure_demands),
             algorithms=self.algorithms,
+            functions=self.functions,
             encodings=(*FAMILIES, *MASKED_NAMES) if self.can_mask else FAMILIES,
             trusts=() if self.trusted is None else self.trusted.keys,
             newest_protocol=PROTOCOL_VERSION,

@@ -64,11 +64,12 @@ class SessionState:
     """What a session knows; ``Session`` has its events.
 
     held: an update saved by an earlier process; unmasked: one that is to be masked yet. algorithms:
-    those that the device can do beside ``plain``. exchanges: the kinds of questions that it can
-    answer. trusted: the device's keys, where it does only what one of them signed. demands,
-    secure_demands: its owner's. can_mask: whether it has what secure aggregation needs. took_part:
-    run -> how many updates the device made in it. was_made: task -> whether the device made its
-    update already. sources: from where it fetches by HTTP.
+    those that the device can do beside ``plain``. functions: those that its owner lets it compute
+    by. exchanges: the kinds of questions that it can answer. trusted: the device's keys, where it
+    does only what one of them signed. demands, secure_demands: its owner's. can_mask: whether it
+    has what secure aggregation needs. took_part: run -> how many updates the device made in it.
+    was_made: task -> whether the device made its update already. sources: from where it fetches by
+    HTTP.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class SessionState:
         runtime: str = "",
         software: str = "",
         algorithms: tuple[str, ...] = (),
+        functions: tuple[str, ...] = (),
         exchanges: tuple[str, ...] = (),
         held: Report | None = None,
         unmasked: Unmasked | None = None,
@@ -94,6 +96,7 @@ class SessionState:
         self.device, self.examples = device, examples
         self.runtime, self.software = runtime, software
         self.algorithms, self.exchanges, self.trusted = algorithms, exchanges, trusted
+        self.functions = functions
         self.until_finished = until_finished
         self.demands, self._took_part, self.was_made = demands, took_part, was_made
         self.secure_demands, self.can_mask = secure_demands, can_mask

@@ -57,6 +57,7 @@ GROUPS: dict[str, str] = {
     "conditions": "what must hold while the device serves",
     "data": "data",
     "training": "training",
+    "functions": "functions of the owner that runs may compute by",
     "limits": "limits",
     "privacy": "what the owner demands of a run, whatever the coordinator says",
     "secure": "what the owner demands of secure aggregation, whatever the coordinator says",
@@ -302,6 +303,14 @@ SETTINGS: tuple[Setting, ...] = (
         "training between two checkpoints, at least; 0: a training that is interrupted begins "
         "again",
         name="checkpoint-every",
+    ),
+    Setting(
+        "functions.allow",
+        texts("[NAME=]MODULE:FUNCTION", "a list of functions"),
+        (),
+        "a function that runs may compute by on this device, under this name; may be given again",
+        name="allow-function",
+        unset="none",
     ),
     Setting("limits.threads", whole(1, 1024), 1, "threads inside an operator", name="threads"),
     Setting(

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from fleetlearn_protocol.algorithms import EXCHANGES, FEDMD, of_step
 from fleetlearn_protocol.bundle import Bundle
-from fleetlearn_protocol.computations.settings import KIND_NAMES
+from fleetlearn_protocol.computations.settings import FUNCTION, KIND_NAMES
 from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.manifest import LocalStep, Manifest
 from fleetlearn_protocol.messages import BUFFERS, CONTROL, PLAIN, UPDATE
@@ -268,12 +268,14 @@ ALGORITHMS = {
 """By the name in ``Task.algorithm``."""
 
 
-def known_algorithms(kind: Kind, *, own: bool = False) -> tuple[str, ...]:
+def known_algorithms(kind: Kind, *, own: bool = False, functions: bool = False) -> tuple[str, ...]:
     """Return the names of the algorithms that a runtime of this kind can do beside ``plain``.
-    Computations need no runtime. own: whether the device has a model of its own."""
+    Computations need no runtime. own: whether the device has a model of its own. functions: whether
+    its owner allows any function."""
     without = (PLAIN,) if own else (PLAIN, FEDMD)
     trained = () if kind == "ort-training" else [name for name in ALGORITHMS if name not in without]
-    return (*trained, *KIND_NAMES)
+    computed = [name for name in KIND_NAMES if functions or name != FUNCTION]
+    return (*trained, *computed)
 
 
 def _with_control(work: TaskWork, result: TrainingResult, change: Vector) -> TaskOutcome:

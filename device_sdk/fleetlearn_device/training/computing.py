@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from fleetlearn_protocol.computations.function_settings import FunctionSums
 from fleetlearn_protocol.computations.kinds import KINDS
 from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.computations.private_sums import clip_sums
@@ -20,12 +21,14 @@ from fleetlearn_protocol.messages import SUMS, Report, Task
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_device.computations.columns import Columns
-from fleetlearn_device.computations.registry import BATCH, REGISTRY, sum_up
+from fleetlearn_device.computations.functions import bound
+from fleetlearn_device.computations.registry import BATCH, sum_up
+from fleetlearn_device.own_code import NO_FUNCTIONS, FunctionError, OwnFunctions
 from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.training.algorithms import UnsupportedError
 from fleetlearn_device.training.data import one_pass
 from fleetlearn_device.training.task_data import TaskData
-from fleetlearn_device.training.train import OutOfTimeError, StoppedError
+from fleetlearn_device.training.train import FunctionFailedError, OutOfTimeError, StoppedError
 
 
 class ComputedSums(NamedTuple):
@@ -43,12 +46,14 @@ class ComputedSums(NamedTuple):
         return msgspec.structs.replace(self.report, parts=(part,)), content
 
 
-def check_computation(task: Task, manifest: Manifest) -> None:
-    """Raise UnsupportedError unless the bundle has the task's computation, and its sums alone are
-    asked for."""
+def check_computation(
+    task: Task, manifest: Manifest, functions: OwnFunctions = NO_FUNCTIONS
+) -> None:
+    """Raise UnsupportedError unless the bundle has the task's computation, its sums alone are asked
+    for, and its function, if it has one, is among those that the owner allows."""
     algorithm, parts = task.algorithm, task.parts
     there = "graphs" if manifest.computation is msgspec.UNSET else kind_of(manifest.computation)
-    if there != algorithm or algorithm not in REGISTRY:
+    if there != algorithm or algorithm not in KINDS:
         raise UnsupportedError(
             f"the task asks for the computation {algorithm}, and bundle {manifest.name} has "
             f"{there}. Coordinator and device may be of different versions: update both"
@@ -64,6 +69,11 @@ def check_computation(task: Task, manifest: Manifest) -> None:
             f"the task asks for clipped sums of the computation {algorithm}, which this device "
             "cannot clip. Coordinator and device may be of different versions: update both"
         )
+    if isinstance(manifest.computation, FunctionSums):
+        try:
+            bound(manifest.computation, functions)
+        except FunctionError as error:
+            raise UnsupportedError(str(error)) from None
 
 
 def compute(
@@ -75,14 +85,16 @@ def compute(
     end: float,
     should_stop: Callable[[], bool],
     on_batch: Callable[[int], None],
+    functions: OwnFunctions = NO_FUNCTIONS,
 ) -> ComputedSums:
     """Return the sums over all of the device's rows, those that are held out of trainings too; as
     private_sums.py writes them where the task has a clip norm.
 
     end: of the time that there is (``time.monotonic``). on_batch: called after each batch with
-    their number. Raises DataError (rows that cannot be added up), StoppedError, OutOfTimeError.
+    their number. functions: those that the owner allows. Raises DataError (rows that cannot be
+    added up), FunctionFailedError, StoppedError, OutOfTimeError.
     """
-    began, counted = time.monotonic(), _Counted()
+    began, counted = time.monotonic(), RowCount()
     batches = counted.rows_of(manifest, data)
 
     def watched() -> Iterator[Columns]:
@@ -99,7 +111,9 @@ def compute(
 
     assert manifest.computation is not msgspec.UNSET
     try:
-        sums: Sums = sum_up(state, watched(), manifest.computation)
+        sums: Sums = sum_up(state, watched(), manifest.computation, functions)
+    except FunctionError as error:
+        raise FunctionFailedError(str(error)) from error.__cause__
     except ValueError as error:
         raise DataError(str(error)) from None
     clipped: bool | None = None
@@ -122,7 +136,7 @@ def compute(
     return ComputedSums(report, sums)
 
 
-class _Counted:
+class RowCount:
     """How many rows and batches there were so far."""
 
     def __init__(self) -> None:

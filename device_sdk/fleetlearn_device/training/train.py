@@ -61,6 +61,10 @@ class OutOfTimeError(TrainingError):
     """The time budget was used up before the first step."""
 
 
+class FunctionFailedError(TrainingError):
+    """A function of the device's owner failed, or returned what the bundle does not declare."""
+
+
 class StoppedError(TrainingError):
     """``should_stop`` returned True. The work is dropped."""
 

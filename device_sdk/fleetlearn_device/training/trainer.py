@@ -40,6 +40,7 @@ from fleetlearn_protocol.vector import Vector, digest
 
 from fleetlearn_device.limits.memory import MemoryCeiling
 from fleetlearn_device.limits.pacing import Pacing
+from fleetlearn_device.own_code import NO_FUNCTIONS, OwnFunctions
 from fleetlearn_device.runtimes.checks import check_hyper
 from fleetlearn_device.runtimes.import_onnxruntime import ran_out_of_memory
 from fleetlearn_device.runtimes.open_runtime import open_runtime
@@ -152,6 +153,7 @@ class Trainer:
         ceiling: MemoryCeiling | None = None,
         owner: NeighbourRules = ANY,
         own: OwnModel | None = None,
+        functions: OwnFunctions = NO_FUNCTIONS,
     ) -> None:
         """feature_cache: most bytes of features that are kept; 0: whole models are trained.
         own_model: the file that each training replaces by the device's own model.
@@ -160,8 +162,9 @@ class Trainer:
         that is measured on and not trained on; 0: each new model is taken.
         pacing: says how long to rest after each batch. ceiling: the memory that may be used.
         owner: what the device's owner wants of sessions in which masks are agreed on.
-        own: the device's own model, for runs that exchange class scores. None: it has none."""
-        self._own = own
+        own: the device's own model, for runs that exchange class scores. None: it has none.
+        functions: those that the owner lets computations call."""
+        self._own, self._functions = own, functions
         self.kind: Kind = kind
         self.own_model = own_model
         self.from_features = (
@@ -427,7 +430,7 @@ class Trainer:
             state = self._read_vector(task.vector(MODEL))
             self._opened = self.features = None  # room for the rows
             bundle = open_bundle(self._contents.bundle_path(task.bundle), files=())
-            check_computation(task, bundle.manifest)
+            check_computation(task, bundle.manifest, self._functions)
             self._limit_memory(task, bundle)
             self._outbox.reserve(_room(task, bundle.manifest)[0], 0, 0, 0, 0)
             found = compute(
@@ -438,6 +441,7 @@ class Trainer:
                 end=end,
                 should_stop=lambda: self.halt.is_set() or self.enough.is_set(),
                 on_batch=lambda batches: self._count(batches, 0.0),
+                functions=self._functions,
             )
             if KINDS[task.algorithm].infer is not None and self._newest is not None:
                 reference = task.vector(MODEL)

@@ -29,6 +29,8 @@ from fleetlearn_protocol.paths import in_home
 from fleetlearn_protocol.preprocessing import Preprocessing, read_preprocessing
 from fleetlearn_protocol.toml_faults import fault_in_words
 
+PAGES = {"statistics": "computations", "function": "functions"}
+"""Kind -> the page of docs/algorithms about it."""
 STATE_NAME = "computation.state"
 """The only row of the parameter table."""
 
@@ -72,7 +74,7 @@ def read_settings(given: Mapping[str, Any]) -> ComputationSettings:
     try:
         settings: ComputationSettings = msgspec.convert(given, table)
     except msgspec.ValidationError as error:
-        page = "computations" if kind == "statistics" else "boosting"
+        page = PAGES.get(kind, "boosting")
         fault = fault_in_words(error, table)
         raise ValueError(f"{fault}. docs/algorithms/{page}.md says more") from None
     if (problem := settings.contradiction) is not None:

@@ -15,6 +15,12 @@ from fleetlearn_protocol.computations import (
     trees_layout,
 )
 from fleetlearn_protocol.computations.boosting_settings import BoostedComponents, BoostedTrees
+from fleetlearn_protocol.computations.function_layout import (
+    first_function_state,
+    function_state,
+    function_sums,
+)
+from fleetlearn_protocol.computations.function_settings import FunctionSums
 from fleetlearn_protocol.computations.layout import Layout, SumsLayout
 from fleetlearn_protocol.computations.private_sums import Groups
 from fleetlearn_protocol.computations.settings import Statistics
@@ -99,6 +105,22 @@ def _boosting_preprocessing(
     )
 
 
+def _function_arrays(settings: FunctionSums) -> tuple[Input, ...]:
+    return tuple(Input(name, row.dtype, row.shape) for name, row in settings.rows.items())
+
+
+def _function_preprocessing(settings: FunctionSums) -> Preprocessing | UnsetType:
+    if not any(row.columns for row in settings.rows.values()):
+        return UNSET
+    arrays = {}
+    for name, row in settings.rows.items():
+        # A row of one column that has an axis is made of several columns too, of one.
+        columns = row.columns if row.shape else row.columns[0]
+        steps: tuple[Operation, ...] = (Numeric(), Cast(row.dtype))
+        arrays[name] = Preparation(columns, steps=steps)
+    return Preprocessing(arrays)
+
+
 KINDS: Mapping[str, ComputationKind] = {
     "statistics": ComputationKind(
         Statistics,
@@ -131,6 +153,14 @@ KINDS: Mapping[str, ComputationKind] = {
         _boosting_arrays,
         _boosting_preprocessing,
         boosted_onnx.components_onnx,
+    ),
+    "function": ComputationKind(
+        FunctionSums,
+        function_state,
+        function_sums,
+        first_function_state,
+        _function_arrays,
+        _function_preprocessing,
     ),
 }
 """By the name that is the tag of the settings."""

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from fleetlearn_protocol.computations.boosting_settings import BoostedComponents, BoostedTrees
+from fleetlearn_protocol.computations.function_settings import FunctionSums
 from fleetlearn_protocol.messages import Number
 
 BINS = 256
@@ -106,7 +107,7 @@ class Statistics(
         return None
 
 
-ComputationSettings: TypeAlias = Statistics | BoostedTrees | BoostedComponents
+ComputationSettings: TypeAlias = Statistics | BoostedTrees | BoostedComponents | FunctionSums
 """The settings of any kind: a union of structs with the tag ``kind``."""
 
 
@@ -121,5 +122,7 @@ def _tag(settings: type[msgspec.Struct]) -> str:
     return tag
 
 
+FUNCTION = _tag(FunctionSums)
+"""The kind that calls functions of the device's owner."""
 KIND_NAMES = tuple(map(_tag, get_args(ComputationSettings)))
 """Of all kinds; ``kinds.KINDS`` has them, and imports what they compute with."""

@@ -8,17 +8,21 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from fleetlearn_device.computations.columns import Columns
 from fleetlearn_device.computations.registry import BATCH, sum_up
+from fleetlearn_device.own_code import FunctionError, OwnFunctions
 from fleetlearn_device.runtimes.providers import ProviderName
-from fleetlearn_protocol import Bundle
+from fleetlearn_protocol import Bundle, extensions
+from fleetlearn_protocol.computations.function_layout import DEVICE_FUNCTION
+from fleetlearn_protocol.computations.function_settings import FunctionSums
 from fleetlearn_protocol.computations.kinds import KINDS
 from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.computations.private_sums import clip_sums
-from fleetlearn_protocol.computations.settings import kind_of
+from fleetlearn_protocol.computations.settings import ComputationSettings, kind_of
 from fleetlearn_protocol.messages import SUMS, Evaluation
 from fleetlearn_protocol.vector import Vector
 from msgspec import UNSET
 
 from fleetlearn_simulator.data.sources import Source
+from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.training.backend import Job, LocalSettings, RoundInputs
 from fleetlearn_simulator.training.kept_rows import NOTHING_KEPT, KeptRows, RowReader
 from fleetlearn_simulator.training.trained_devices import (
@@ -48,6 +52,7 @@ class ComputesSums:
         self._settings, self._source = settings, source
         self._names = [row.name for row in bundle.manifest.batch]
         self._size = bundle.manifest.elements_of(SUMS)
+        self._functions = _own_functions(settings)
         self._clip, self._groups = task.clip, KINDS[kind_of(settings)].groups
 
     def train(self, inputs: RoundInputs, jobs: Sequence[Job]) -> TrainedDevices:
@@ -62,6 +67,8 @@ class ComputesSums:
             examples[row] = len(arrays[0])
             try:
                 sums[row] = self._sums(inputs.model, columns)
+            except FunctionError as error:  # a rehearsal finds what is wrong with a function
+                raise SimulatorError(f"device {job.device}: {error}") from error
             except ValueError:  # too large: the device gives its task back
                 failed[row] = True
         return TrainedDevices(
@@ -80,7 +87,7 @@ class ComputesSums:
 
     def _sums(self, state: Vector, columns: Columns) -> Sums:
         """Return what a device sends. Raises ValueError where a sum is too large."""
-        sums = sum_up(state, _batches(columns), self._settings)
+        sums = sum_up(state, _batches(columns), self._settings, self._functions)
         if self._clip is None:
             return sums
         assert self._groups is not None, "the plan's rules see to that"
@@ -110,6 +117,17 @@ class ComputesSums:
 
     def close(self) -> None:
         """Does nothing: only memory is held."""
+
+
+def _own_functions(settings: ComputationSettings) -> OwnFunctions:
+    """Return the function that all simulated devices allow: an extension, whose module the
+    simulation lists. Raises SimulatorError."""
+    if not isinstance(settings, FunctionSums):
+        return {}
+    try:
+        return {settings.device: extensions.find(DEVICE_FUNCTION, settings.device, "device")}
+    except extensions.ExtensionError as error:
+        raise SimulatorError(f"the computation's function: {error}") from None
 
 
 def _batches(columns: Columns) -> Iterator[Columns]:

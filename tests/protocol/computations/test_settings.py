@@ -8,11 +8,11 @@ import sys
 from fleetlearn_coordinator.aggregation.computations.registry import REGISTRY as ADVANCES
 from fleetlearn_device.computations.registry import REGISTRY as COMPUTES
 from fleetlearn_protocol.computations.kinds import KINDS
-from fleetlearn_protocol.computations.settings import KIND_NAMES, kind_of
+from fleetlearn_protocol.computations.settings import FUNCTION, KIND_NAMES, kind_of
 
 
 def test_each_kind_is_known_everywhere() -> None:
-    assert set(KIND_NAMES) == KINDS.keys() == ADVANCES.keys() == COMPUTES.keys()
+    assert set(KIND_NAMES) == KINDS.keys() == ADVANCES.keys() == {*COMPUTES, FUNCTION}
 
 
 def test_the_settings_name_their_kind() -> None:
@@ -29,4 +29,5 @@ def test_a_device_that_trains_imports_no_computation() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = {name.strip(" '[]\n") for name in done.stdout.split(",")}
     settings = "fleetlearn_protocol.computations."
-    assert found == {f"{settings}settings", f"{settings}boosting_settings"}
+    names = "settings", "boosting_settings", "function_settings"
+    assert found == {f"{settings}{name}" for name in names}

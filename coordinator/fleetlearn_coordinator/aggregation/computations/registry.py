@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from fleetlearn_protocol.computations.function_layout import check_function_sums
 from fleetlearn_protocol.computations.kinds import KINDS
 from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.computations.private_sums import Scaled, unscale
@@ -15,6 +16,7 @@ from fleetlearn_protocol.vector import Vector
 from fleetlearn_coordinator.aggregation.computations import (
     boosted_components,
     boosted_trees,
+    functions,
     statistics,
 )
 
@@ -39,6 +41,8 @@ class Computation(NamedTuple):
     check: Callable[[Sums, Any], None] | None = None
     """Raises ValueError where the sums of one device cannot be those of rows, int64, (S,). None:
     whatever a device says can be."""
+    unready: Callable[[Any], str | None] = lambda settings: None
+    """Why ``advance`` cannot be called in this process, and what to do. None: it can."""
 
 
 class RunComputation(NamedTuple):
@@ -81,6 +85,10 @@ class RunComputation(NamedTuple):
         except ValueError as error:
             raise ProtocolError(Code.OUT_OF_RANGE, f"the sums are of no rows: {error}") from None
 
+    def unready(self) -> str | None:
+        """Return why no round can make a state in this process, and what to do; None: one can."""
+        return REGISTRY[self.kind].unready(self.settings)
+
     def is_done(self, state: Vector) -> bool:
         return REGISTRY[self.kind].is_done(state, self.settings)
 
@@ -116,6 +124,14 @@ REGISTRY: Mapping[str, Computation] = {
         boosted_components.is_done,
         boosted_components.result,
         boosted_components.progress,
+    ),
+    "function": Computation(
+        functions.advance,
+        functions.is_done,
+        functions.result,
+        functions.progress,
+        check=check_function_sums,
+        unready=functions.unready,
     ),
 }
 """By the kind's name."""

@@ -35,6 +35,7 @@ fun Any?.objects(): List<Map<String, Any?>> {
 fun message(type: String, vararg fields: Pair<String, Any?>) = Message(type, mapOf(*fields))
 
 val identifier = pattern("[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+private val functionName = pattern("[A-Za-z_][A-Za-z0-9_.-]{0,99}(:[A-Za-z_][A-Za-z0-9_]{0,99})?")
 val digest = pattern("[0-9a-f]{64}")
 private val bytes64 = pattern("[0-9a-f]{128}")
 private val bytes80 = pattern("[0-9a-f]{160}")
@@ -91,6 +92,7 @@ private val FROM_DEVICE = mapOf(
         "newest_protocol" to optional(nullable(version), null), "error" to optional(forPeople, ""),
         "wants" to optional(oneOf("tasks", "model"), "tasks"),
         "privacy" to optional(identifiers, emptyList<Any>()),
+        "functions" to optional(list(functionName, 64), emptyList<Any>()),
     ),
     "heartbeat" to fields("task" to optional(nullable(identifier), null), "steps" to optional(integer(), 0L)),
     "fetch" to fields("sha256" to digest, "offset" to optional(offset, 0L)),

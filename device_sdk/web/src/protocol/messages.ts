@@ -44,6 +44,7 @@ export const MOST_REPORTS = 2 ** 16 + 1;
 const MOST_NEIGHBOURS = 96;
 
 export const identifier = pattern(/^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/);
+const functionName = pattern(/^[A-Za-z_][A-Za-z0-9_.-]{0,99}(:[A-Za-z_][A-Za-z0-9_]{0,99})?$/);
 export const digest = pattern(/^[0-9a-f]{64}$/);
 /** 32 or 64 bytes in hexadecimal: a public key or a challenge, a signature. */
 export const bytes32 = pattern(/^([0-9a-f]{2}){32}$/);
@@ -145,6 +146,7 @@ const FROM_DEVICE = {
     error: optional(forPeople, ""),
     wants: optional(oneOf(["tasks", "model"]), "tasks"),
     privacy: optional(identifiers, []),
+    functions: optional(list(functionName, 64), []),
   }),
   heartbeat: object({
     type: literal("heartbeat"),

@@ -1,0 +1,75 @@
+"""How the state and the sums of own functions lie in their vectors, and what both sides check."""
+
+from __future__ import annotations
+
+from math import ceil, floor
+from typing import Any
+
+import numpy as np
+
+from fleetlearn_protocol.computations.function_settings import FunctionSums
+from fleetlearn_protocol.computations.layout import Layout, StateField, Sums, SumsLayout
+from fleetlearn_protocol.errors import many
+from fleetlearn_protocol.extensions import ExtensionPoint
+from fleetlearn_protocol.vector import Vector
+
+OWN = "run."
+"""What the names of the fields begin with that are the computation's, and no function's."""
+
+DEVICE_FUNCTION: ExtensionPoint[Any] = ExtensionPoint(
+    "device function", object, is_callable=True, arguments=("state", "rows")
+)
+"""Computes what a device sends: state, rows -> named arrays."""
+NEXT_STATE: ExtensionPoint[Any] = ExtensionPoint(
+    "next-state function", object, is_callable=True, arguments=("state", "sums", "count")
+)
+"""What a round's total makes of the state: state, sums, count -> state, metrics, finished."""
+
+
+def function_state(settings: FunctionSums) -> Layout:
+    """Return how the state lies in its vector: the function's arrays, the metrics, and what is
+    counted."""
+    return Layout(
+        *(StateField(name, array.sizes, array.dtype) for name, array in settings.state.items()),
+        *(StateField(f"metric.{name}") for name in settings.metrics),
+        StateField(f"{OWN}rounds", (), "int64"),
+        StateField(f"{OWN}devices", (), "int64"),
+        StateField(f"{OWN}rows", (), "int64"),
+        StateField(f"{OWN}done", (), "int64"),
+    )
+
+
+def function_sums(settings: FunctionSums) -> SumsLayout:
+    """Return how the sums lie in their vector: the rows, and what the function returns."""
+    arrays = {name: array.shape for name, array in settings.sums.items()}
+    return SumsLayout({f"{OWN}rows": (), **arrays})
+
+
+def first_function_state(settings: FunctionSums) -> Vector:
+    """Return the state before the first round."""
+    given = {name: each.value for name, each in settings.state.items() if each.value is not None}
+    return function_state(settings).pack(given)
+
+
+def check_function_sums(sums: Sums, settings: FunctionSums) -> None:
+    """Raise ValueError where the function of one device may not return these sums, int64, (S,)."""
+    found = function_sums(settings).unpack(sums)
+    rows = int(found[f"{OWN}rows"])
+    if rows < 1:
+        raise ValueError(f"sums of {many(rows, 'row')} were given; expected 1 or more")
+    for name, array in settings.sums.items():
+        if array.range is None or not found[name].size:
+            continue
+        # A mean was multiplied by the rows before it was rounded, in each of up to `rows` calls.
+        times = rows if array.combine == "row-mean" else 1
+        bits = 0 if array.dtype == "int64" else array.bits
+        slack = 0 if array.dtype == "int64" else rows
+        low = floor(np.ldexp(array.range[0], bits) * times) - slack
+        high = ceil(np.ldexp(array.range[1], bits) * times) + slack
+        least, most = int(found[name].min()), int(found[name].max())
+        if least < low or most > high:
+            wrong = np.ldexp(float(least if least < low else most), -bits) / times
+            raise ValueError(
+                f"{name}: a value of {wrong:g} came; its range is {array.range[0]:g} to "
+                f"{array.range[1]:g}"
+            )
