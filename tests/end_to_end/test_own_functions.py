@@ -19,7 +19,7 @@ SERVE = Path(__file__).with_name("serve_functions.py")
 CRASH_DEVICE = Path(__file__).with_name("crash_device.py")
 NAMES = "abc"
 TABLES = dict(zip(NAMES, points(3), strict=True))
-ALLOW = ("--allow-function", "kmeans=kmeans:sums")
+ALLOW = ("--allow-function", "kmeans:sums")
 COORDINATOR_DIES = {
     "tasks are recorded but not sent": 2,
     "an update is complete but not recorded": 5,
@@ -104,9 +104,9 @@ def test_a_device_whose_owner_does_not_allow_the_function_is_told_and_left_out(
     plan, url = begin(run)
     serve(run, plan)
     run.device("d", url, run.folder / "a.npz")
-    text = "this run computes by the function kmeans; the device's owner allows none"
+    text = "this run computes by the function kmeans:sums; the device's owner allows none"
     wait_for(lambda: text in run.log("d"), "the device to be told")
-    assert "--allow-function kmeans=MODULE:FUNCTION" in run.log("d")
+    assert "--allow-function kmeans:sums allows it" in run.log("d")
     for name in NAMES:
         device(run, name, url)
     check(run, plan, expected)

@@ -191,3 +191,51 @@ def test_the_same_parameters_make_it_once(folder: Path) -> None:
     assert [once(NUMBER, scaled, {"by": by}, WHERE) for by in (2.0, 3.0)] == [4, 6]
     with extensions.apart(), pytest.raises(ExtensionError, match="not allowed here"):
         once(RULE, name, {}, WHERE)
+
+
+SUM: ExtensionPoint[object] = ExtensionPoint(
+    "sum", object, is_callable=True, arguments=("state", "rows")
+)
+OWN_SUMS = """
+def total(state, rows, *, scale: float = 1.0): return scale * (state + rows)
+def by_place(state, rows, scale): return scale * rows
+def few(state): return state
+"""
+
+
+@pytest.fixture
+def sums(folder: Path) -> Path:
+    (folder / "lucky_sums.py").write_text(OWN_SUMS)
+    extensions.allow(["lucky_sums"], folder)
+    return folder
+
+
+def test_where_a_point_has_arguments_the_extension_is_the_function_itself(sums: Path) -> None:
+    made = extensions.make(SUM, "lucky_sums:total", {"scale": 3}, WHERE)
+    assert made(1, 2) == 9  # type: ignore[operator]
+    made = extensions.make(SUM, "lucky_sums:by_place", {"scale": 2}, WHERE)
+    assert made(1, 5) == 10  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "text"),
+    [
+        ("total", {"speed": 1}, "has no parameter speed; it takes scale"),
+        ("total", {"state": 1}, "has no parameter state; it takes scale"),
+        ("total", {"scale": "a"}, "the parameter scale = 'a' is refused"),
+        ("by_place", {}, "needs the parameters scale too"),
+        ("few", {}, "takes the arguments state; expected state, rows first"),
+        ("none", {}, "has no function none; expected a sum of state, rows"),
+    ],
+)
+def test_a_function_with_other_arguments_or_parameters_is_refused(
+    sums: Path, name: str, parameters: dict[str, object], text: str
+) -> None:
+    with pytest.raises(ExtensionError) as caught:
+        extensions.make(SUM, f"lucky_sums:{name}", parameters, WHERE)
+    assert text in str(caught.value)
+
+
+def test_what_has_no_signature_is_no_function() -> None:
+    with pytest.raises(ExtensionError, match="what is no function that can be called"):
+        extensions.bind(7, ("state",), {}, "what")  # type: ignore[arg-type]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import numpy as np
 from fleetlearn_coordinator.aggregation.computations.registry import REGISTRY
 from fleetlearn_device.computations.columns import Columns
 from fleetlearn_device.computations.registry import sum_up
-from fleetlearn_device.own_code import OwnFunctions
+from fleetlearn_device.own_code import OwnFunctions, read_functions
 from fleetlearn_protocol import extensions
 from fleetlearn_protocol.computations.bundle import read_questions
 from fleetlearn_protocol.computations.function_settings import (
@@ -26,8 +24,8 @@ from fleetlearn_protocol.computations.kinds import KINDS
 from fleetlearn_protocol.vector import Vector
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "functions"
-DEVICES = {"kmeans": "kmeans:sums", "newton": "newton:sums", "partial-fit": "partial_fit:fit"}
-"""Name -> the function of the examples that devices allow by this name."""
+DEVICES = ("kmeans:sums", "newton:sums", "partial_fit:fit")
+"""The functions of the examples that devices allow."""
 KIND = KINDS["function"]
 MEAN = FunctionSums(
     device="mean",
@@ -60,15 +58,7 @@ def allowed_examples() -> Iterator[OwnFunctions]:
     """Within the block the examples' modules may be named. Yields the devices' functions."""
     with extensions.apart():
         extensions.allow(["kmeans", "newton", "partial_fit"], EXAMPLES)
-        found = {}
-        for name, target in DEVICES.items():
-            module, _, function = target.partition(":")
-            found[name] = getattr(import_module(module), function)
-        try:
-            yield found
-        finally:
-            for target in DEVICES.values():
-                sys.modules.pop(target.partition(":")[0], None)
+        yield read_functions(DEVICES)
 
 
 def questions(name: str) -> FunctionSums:
