@@ -384,6 +384,7 @@ class Device:
                 demands=self.privacy,
                 secure_demands=self.secure,
                 can_mask=has_cryptography(),
+                can_choose_rows=self.runtime != "ort-training",
                 took_part=directory.update_counts.of,
                 was_made=directory.update_counts.made,
                 sources=self.sources,

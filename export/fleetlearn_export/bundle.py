@@ -39,6 +39,7 @@ def export_bundle(
     frozen: Stored = "float32",
     cache_features: bool = False,
     personal: Sequence[str] = (),
+    sparse: Sequence[str] = (),
     state: Mapping[str, Any] | None = None,
     kept: Sequence[str] = (),
     many: TrainMany | None = None,
@@ -99,6 +100,10 @@ def export_bundle(
         personal: Trained parameters, and buffers that training changes, that never leave the
             device: names, names with wildcards, or modules' names (FedPer's head). Or
             "normalisation": those of all normalisation layers (FedBN).
+        sparse: Tables of which a device needs the rows that its data name, such as the embedding of
+            a catalogue: names, names with wildcards, or modules' names. Devices fetch, train and
+            send these rows alone. All have the same number of rows, and are looked up in with the
+            batch's integers as they are.
         state: For a step of your own: the initial values (float32) of what one step passes to the
             next.
         kept: Names in ``state`` whose values outlive a task: the device's next task begins with
@@ -144,6 +149,7 @@ def export_bundle(
         features=features,
         hyper=hyper,
         personal=personal,
+        sparse=sparse,
         state=state,
         kept=kept,
         train=train,
@@ -199,6 +205,7 @@ def _check_split(settings: ExportSettings, preprocessing: object) -> None:
     asked = {
         "features": settings.features is not None,
         "personal": bool(settings.personal),
+        "sparse": bool(settings.sparse),
         "state": bool(settings.state),
         "kept": bool(settings.kept),
         "train": settings.train is not None,

@@ -25,6 +25,7 @@ class ExportSettings(NamedTuple):
     features: Function | None
     hyper: Mapping[str, float | None] | None
     personal: Sequence[str]
+    sparse: Sequence[str]
     state: Mapping[str, Any] | None
     kept: Sequence[str]
     train: Trained | None
@@ -54,6 +55,7 @@ class ExportSettings(NamedTuple):
             features=None,
             hyper=hyper,
             personal=(),
+            sparse=(),
             state=None,
             kept=(),
             train=None,
@@ -68,6 +70,9 @@ class ExportSettings(NamedTuple):
     def check(self) -> None:
         """Raise ExportError where the settings do not go together."""
         check_many_settings(self.many)
+        if self.sparse and (self.cache_features or self.budget is not None):
+            other = "cache_features" if self.cache_features else "memory"
+            raise ExportError(f"sparse= and {other}= were given; a bundle has one of them")
         if self.compute != "float32":
             asked = {
                 "many": self.many is not None,

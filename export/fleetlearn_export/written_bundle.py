@@ -17,6 +17,7 @@ import msgspec
 import torch
 from fleetlearn_protocol import Bundle, BundleError, Manifest, open_bundle, write_bundle
 from fleetlearn_protocol.manifest import (
+    EVAL,
     FORMAT,
     FORMAT_VERSION,
     FROZEN,
@@ -24,9 +25,11 @@ from fleetlearn_protocol.manifest import (
     GRADIENT,
     INFER,
     PARAMETERS,
+    PERSONAL,
     PREPROCESSING_VERSION,
     SPLIT_VERSION,
     STATE,
+    TRAIN,
     Hyper,
     Input,
     Parameter,
@@ -42,11 +45,13 @@ from fleetlearn_export.checked_graphs import CheckedGraphs, evaluation_graphs, t
 from fleetlearn_export.checks.compared_steps import CheckedStep
 from fleetlearn_export.checks.graph_checks import check_infer
 from fleetlearn_export.checks.memory import give_back_freed_memory
+from fleetlearn_export.checks.sub_model_check import check_sub_model
 from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.export_settings import ExportSettings
 from fleetlearn_export.feature_graphs import FeatureGraphs, feature_graphs
 from fleetlearn_export.graphs.conversion import IR_VERSION, OPSET
+from fleetlearn_export.graphs.free_rows import with_free_rows
 from fleetlearn_export.graphs.frozen_file import with_frozen_file, write_safetensors
 from fleetlearn_export.model.arguments import Targets, arranged, array_row
 from fleetlearn_export.model.checked_user_model import make_user_model
@@ -59,6 +64,7 @@ from fleetlearn_export.model.frozen_weights import (
 from fleetlearn_export.model.on_disk import on_disk
 from fleetlearn_export.model.returned_loss import called_by_name
 from fleetlearn_export.model.source_locations import as_export_error
+from fleetlearn_export.model.sparse_tables import sparse_rows
 from fleetlearn_export.model.steps import Function
 from fleetlearn_export.model.train_step import TrainStep, make_train_step
 from fleetlearn_export.model.user_model import UserModel, evaluation_mode, training_mode
@@ -179,6 +185,22 @@ def write_exported(
         made = [training, evaluation, artifacts, cached, parts]
         written = _files(user, train_step, settings, folder, made)
         written[INFER] = infer
+        sparse, of_sub_model = None, 0.0
+        if settings.sparse:
+            settings.progress("training without the rows that the example does not name")
+            sparse = sparse_rows(settings.sparse, train_step, table)
+            graphs = dict[str, bytes]()
+            for file in (TRAIN, EVAL):
+                content = written[file]
+                assert isinstance(content, bytes)
+                graphs[file] = with_free_rows(content, sparse.tables, sparse.rows)
+            written |= graphs
+            if train_step.personal:
+                own = {name: train_step.values[name].numpy() for name in train_step.personal}
+                written[PERSONAL] = save_safetensors(own)
+            of_sub_model = check_sub_model(
+                user, train_step, graphs[TRAIN], graphs[EVAL], sparse, settings.constants
+            )
         manifest = _manifest(
             name or target.stem,
             user,
@@ -195,6 +217,8 @@ def write_exported(
             manifest = msgspec.structs.replace(
                 manifest, preprocessing=prepared, version=PREPROCESSING_VERSION
             )
+        if sparse is not None:
+            manifest = msgspec.structs.replace(manifest, sparse=sparse)
         if settings.split is not None:
             manifest = msgspec.structs.replace(
                 manifest, split=settings.split, version=SPLIT_VERSION
@@ -211,6 +235,7 @@ def write_exported(
                 training.difference,
                 evaluation.difference,
                 cached.difference if cached else 0.0,
+                of_sub_model,
                 parts.difference if parts else 0.0,
             ),
             checked.batch_of_one,

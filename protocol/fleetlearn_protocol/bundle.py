@@ -25,6 +25,7 @@ from fleetlearn_protocol.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     PARAMETERS,
+    PERSONAL,
     STATE,
     File,
     Manifest,
@@ -87,6 +88,16 @@ class Bundle(NamedTuple):
         """Return the initial model, float32, shape (local_size,): the P elements that travel, then
         the personal ones. Raises BundleError."""
         return self._vector(PARAMETERS, self.manifest.parameters)
+
+    def personal_parameters(self) -> Vector:
+        """Return the initial values of the personal parameters alone, float32, shape (local_size -
+        P,). Raises BundleError."""
+        size = self.manifest.size
+        if PERSONAL not in self.manifest.files:
+            return self.parameters()[size:]
+        personal = [row for row in self.manifest.parameters if row.personal]
+        table = [msgspec.structs.replace(row, offset=row.offset - size) for row in personal]
+        return self._vector(PERSONAL, table)
 
     def state(self) -> Vector:
         """Return the initial state, float32, shape (state_size,). Raises BundleError."""

@@ -189,8 +189,12 @@ MASKED_NAMES = tuple(_MASKED)
 INT64 = Encoding("int64", 1, whole.INT64, cuts_zeros=True)
 """Of a computation's sums (section "Computations" of PROTOCOL.md). It is no encoding of floats
 either."""
+UINT32 = Encoding("uint32", 1, whole.UINT32, cuts_zeros=True)
+"""Of the numbers of rows (section "Rows of tables" of PROTOCOL.md), which ascend: there may be
+fewer of them than the table has."""
 FLOATS = tuple(name for name, encoding in ENCODINGS.items() if encoding.block == 1)
 """The encodings of each element by itself: a vector can be decoded before its length is known."""
+_WHOLE = {encoding.name: encoding for encoding in (INT64, UINT32)}
 TOP_K = "topk"
 """The family of the encodings that top-k has: ``topk-SHARE``, ``topk-SHARE-float16`` and
 ``topk-SHARE-int8``."""
@@ -239,8 +243,8 @@ def find_encoding(name: str) -> Encoding:
     there are."""
     if name in ENCODINGS:
         return ENCODINGS[name]
-    if name == INT64.name:
-        return INT64
+    if name in _WHOLE:
+        return _WHOLE[name]
     if name in _MASKED:
         return _MASKED[name]
     found = _TOP_K_NAME.fullmatch(name)

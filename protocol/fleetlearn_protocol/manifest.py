@@ -46,7 +46,16 @@ from msgspec import Meta
 
 from fleetlearn_protocol.computations.settings import ComputationSettings
 from fleetlearn_protocol.errors import BundleError, Code
-from fleetlearn_protocol.messages import BUFFERS, MAX_EXACT, SUMS, Digest, Name, Number
+from fleetlearn_protocol.messages import (
+    BUFFERS,
+    MAX_EXACT,
+    ROW_ELEMENTS,
+    ROWS,
+    SUMS,
+    Digest,
+    Name,
+    Number,
+)
 from fleetlearn_protocol.preprocessing import Preprocessing
 
 FORMAT = "fleetlearn.bundle"
@@ -93,6 +102,9 @@ FROZEN = "graphs/frozen.safetensors"
 """The graphs' large constants. Bundles of the same frozen model have the same file: a device
 fetches it once."""
 PARAMETERS, STATE = "parameters.safetensors", "state.safetensors"
+PERSONAL = "personal.safetensors"
+"""The personal parameters alone, of a bundle with sparse tables: a device need not fetch
+parameters.safetensors for them."""
 PUBLIC = "public.safetensors"
 """The public examples: one tensor for each array of the batch."""
 ORT_TRAINING = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
@@ -260,6 +272,22 @@ class PublicExamples(msgspec.Struct, frozen=True):
     """C, the scores of an example."""
 
 
+class SparseRows(msgspec.Struct, frozen=True):
+    """Tables of which a device needs the rows that its data name, such as an embedding of items.
+
+    Such a device trains a sub-model: each table without all other rows, and its integers numbered
+    anew (section "Rows of tables" of PROTOCOL.md). train.onnx and eval.onnx take tables of any
+    number of rows.
+    """
+
+    tables: Annotated[tuple[TensorName, ...], Meta(min_length=1, max_length=1000)]
+    """Names of the parameters whose first axis has these rows."""
+    arrays: Annotated[tuple[TensorName, ...], Meta(min_length=1, max_length=64)]
+    """Names of the arrays of the batch whose integers are numbers of rows."""
+    rows: Size
+    """How many rows each table has."""
+
+
 class File(msgspec.Struct, frozen=True):
     """What a file of the bundle must be."""
 
@@ -329,6 +357,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """Which part of a split model the bundle is, where it is one."""
     public: PublicExamples | msgspec.UnsetType = msgspec.UNSET
     """The examples whose class scores travel, where the bundle has them in place of graphs."""
+    sparse: SparseRows | msgspec.UnsetType = msgspec.UNSET
+    """The tables of which a device needs some rows alone, where the model has such tables."""
     opset: Version = 0
     """Version of the ONNX operators in the graphs."""
     ir_version: Version = 0
@@ -371,16 +401,27 @@ class Manifest(msgspec.Struct, frozen=True):
         )
 
     @property
+    def row_elements(self) -> int:
+        """How many elements belong to one row of the sparse tables, of all of them together; 0
+        where there are none."""
+        tables = () if self.sparse is msgspec.UNSET else self.sparse.tables
+        return sum(prod(row.shape[1:]) for row in self.parameters if row.name in tables)
+
+    @property
     def data_arrays(self) -> tuple[Input, ...]:
         """The arrays of the batch that come from data: all except a bottom's gradient."""
         is_bottom = self.split is not msgspec.UNSET and self.split.part == "bottom"
         return self.batch[:-1] if is_bottom else self.batch
 
     def elements_of(self, part: str) -> int:
-        """Return how many elements a part of a report has: whole numbers of ``sums``, else
-        float32."""
+        """Return how many elements a part of a report has: whole numbers of ``sums`` and ``rows``,
+        at most, else float32. ``ROW_ELEMENTS`` is no part: how many each row has."""
         if part == SUMS:
             return self.sums or 0
+        if part == ROWS:
+            return 0 if self.sparse is msgspec.UNSET else self.sparse.rows
+        if part == ROW_ELEMENTS:
+            return self.row_elements
         return (
             sum(elements.stop - elements.start for elements in self.buffers)
             if part == BUFFERS

@@ -26,6 +26,7 @@ from fleetlearn_protocol.manifest import (
     OF_FEATURES,
     ORT_TRAINING,
     PARAMETERS,
+    PERSONAL,
     PREPROCESSING_VERSION,
     PUBLIC,
     PUBLIC_VERSION,
@@ -383,6 +384,41 @@ def _personal_before_travelling(manifest: Manifest) -> str | None:
     return None
 
 
+def _odd_sparse_rows(manifest: Manifest) -> str | None:
+    sparse = manifest.sparse
+    if sparse is msgspec.UNSET:
+        return None
+    if not manifest.has_graphs:
+        return "it has sparse rows, and no graphs"
+    if manifest.buffers or manifest.step.optimizer == "custom":
+        return "a model with sparse rows has no buffers that travel, and a step of LocalStep"
+    if {"correction", "previous"} & {*manifest.references}:
+        return "a model with sparse rows has a step that reads no correction and no previous model"
+    if (manifest.local_size > manifest.size) != (PERSONAL in manifest.files):
+        return f"it has sparse rows: {PERSONAL} belongs to it where parameters are personal"
+    travelling = {row.name: row for row in manifest.travelling}
+    for name in sparse.tables:
+        if name not in travelling:
+            return f"sparse table {name} is no parameter that travels"
+        if travelling[name].shape[:1] != (sparse.rows,) or len(travelling[name].shape) < 2:
+            return (
+                f"sparse table {name} has shape {travelling[name].shape}; its first axis must have "
+                f"{sparse.rows} rows, and there must be a second one"
+            )
+    kept = [slot.name for slot in manifest.state if slot.kept]
+    if kept:
+        return f"state {kept[0]} is kept from task to task, where rows of tables are not"
+    arrays = {array.name: array for array in manifest.batch}
+    for name in sparse.arrays:
+        if name not in arrays or arrays[name].dtype not in ("int64", "int32"):
+            return (
+                f"array {name}, which is to name rows, is no array of int64 or int32 of the batch"
+            )
+        if arrays[name].below != sparse.rows or arrays[name].ignored is not None:
+            return f"array {name} names rows: its integers must be 0 to {sparse.rows - 1}"
+    return None
+
+
 def _overlap_in_infer(manifest: Manifest) -> str | None:
     if not manifest.has_graphs:
         return None
@@ -427,6 +463,7 @@ CONTRADICTIONS: tuple[Callable[[Manifest], str | None], ...] = (
     _personal_before_travelling,
     _odd_computation,
     _odd_public,
+    _odd_sparse_rows,
     _overlap_in_infer,
 )
 """What the types alone cannot say. Each returns what is wrong, or None."""

@@ -28,6 +28,13 @@ MAX_CONTROL_BYTES = 64 * 1024
 """Largest control message, in bytes of UTF-8."""
 MAX_VECTOR_BYTES = 2**33
 """Most bytes of a vector, and of all parts of a report together."""
+MAX_PIECES = 512
+"""Most pieces of a selection."""
+MOST_ROWS = 8192
+"""Most rows of a selection: more would not fit into a control message. A device that needs more
+fetches the whole model."""
+MAX_SELECTED_BYTES = 2**26
+"""Most bytes of what is selected. Whoever needs more fetches the whole content."""
 MAX_VECTORS = 8
 """Most vectors of a task, and most parts of a report."""
 MODEL = "model"
@@ -42,6 +49,10 @@ holds how the device's changed."""
 BUFFERS = "buffers"
 """Name of the part that holds the values of the model's buffers after training, where the model has
 any."""
+ROWS = "rows"
+"""Name of the part that says which rows of the bundle's sparse tables the update has."""
+ROW_ELEMENTS = "row elements"
+"""Not a part's name: how many elements of the model belong to one of those rows."""
 PLAIN = "plain"
 """Name of the algorithm that every device knows: training, without anything beside the model and
 the update."""
@@ -328,6 +339,28 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     so."""
 
 
+class Piece(msgspec.Struct, frozen=True):
+    """A piece of a content: a stretch of its bytes, or the chosen rows of a table."""
+
+    begin: Offset
+    """Where the stretch begins, or the table's row 0."""
+    size: Annotated[int, Meta(ge=1, le=MAX_VECTOR_BYTES)]
+    """Bytes of the stretch, or of each row."""
+    chosen: bool = False
+    """Whether it is a table, of which the chosen rows are wanted."""
+
+
+class ContentSelection(msgspec.Struct, frozen=True):
+    """The pieces of a content that are wanted, one after the other (section 4, "Rows of
+    tables")."""
+
+    pieces: Annotated[tuple[Piece, ...], Meta(min_length=1, max_length=MAX_PIECES)]
+    """In the content's order, without overlaps."""
+    rows: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**31)], ...], Meta(max_length=MOST_ROWS)]
+    """The chosen rows: the first one's number, then for each the rows that are left out between it
+    and the one before."""
+
+
 class Fetch(Message, frozen=True, tag="fetch"):
     """The device asks for the content with this hash, from ``offset`` on."""
 
@@ -341,6 +374,8 @@ class Fetch(Message, frozen=True, tag="fetch"):
     http: bool = False
     """The device can fetch the content by HTTP (section 4, "Contents"): the answer may have a
     `url`."""
+    selection: ContentSelection | None = None
+    """The pieces that are wanted; `offset` and `end` count their bytes. null: the whole content."""
 
 
 class Report(Message, frozen=True, tag="report"):
@@ -592,6 +627,9 @@ class Content(Message, frozen=True, tag="content"):
     url: Url | None = None
     """Where the content is for HTTP (section 4, "Contents"): no chunks follow. null: they do.
     Whoever has the URL can read the content."""
+    selected: Digest | None = None
+    """SHA-256 of the selected pieces, where a selection was asked for: `size`, `offset` and the
+    chunks are of these. null: of the whole content."""
 
 
 class Grant(Message, frozen=True, tag="grant"):

@@ -44,7 +44,13 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         functions=("kmeans", "my_package.rules:newton"),
     ),
     "heartbeat": m.Heartbeat("t4-11", 250, 262144),
-    "fetch": m.Fetch(A, 131072, 8519680, http=True),
+    "fetch": m.Fetch(
+        A,
+        131072,
+        8519680,
+        http=True,
+        selection=m.ContentSelection((m.Piece(0, 4), m.Piece(4, 256, True)), (5, 0, 17)),
+    ),
     "finished": m.TaskFinished("t4-11"),
     "report": m.Report(
         task="t4-11",
@@ -124,7 +130,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
     "signed": m.Signed('{"type":"trust","keys":[]}', KEY, "a0" * 64),
     "come-back": m.ComeBack(300.0, "no-task"),
     "content": m.Content(
-        7, A, 6653480, 131072, 8519680, f"https://cdn.example.org/fleet/contents/{A}"
+        7, A, 6653480, 131072, 8519680, f"https://cdn.example.org/fleet/contents/{A}", B
     ),
     "weighing": m.TaskWeighing("t4-11", 0.5),
     "grant": m.Grant("t4-11", 4294967295, 0),

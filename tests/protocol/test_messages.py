@@ -44,6 +44,7 @@ def test_encoded_as_its_field_names() -> None:
         "offset": 5,
         "end": None,
         "http": False,
+        "selection": None,
     }
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from fleetlearn_protocol.sparse_rows import put_back, select
 from fleetlearn_protocol.vector import Vector, gather, scatter
 from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation.aggregators import Aggregator
 from fleetlearn_coordinator.aggregation.exact_mean import multiplier
 from fleetlearn_coordinator.aggregation.optimizers import Optimizer, State, change_norm
-from fleetlearn_coordinator.aggregation.updates import Result
+from fleetlearn_coordinator.aggregation.updates import ChangedRows, Result
 
 S = TypeVar("S")
 
@@ -80,9 +81,12 @@ def next_model(
     With ``base`` they too are mixed: x + alpha * s(tau) * (v - x), where v is the device's value.
     """
     present = gather(model, optimizer.buffers)
-    delta, buffers = (
+    delta, buffers, changed = (
         aggregator.result(aggregate, present) if released is None else Result(released, present)
     )
+    if changed is not None:
+        delta *= scale
+        return _with_changed_rows(optimizer, optimizer_state, model, delta, changed, share)
     delta *= scale
     if base is not None:  # x_i - x = update + (model that the task began from - x)
         delta += multiplier(1, base.factor) * np.subtract(base.model, model, dtype=np.float64)
@@ -91,3 +95,25 @@ def next_model(
     optimizer_state, after = optimizer.apply(optimizer_state, delta, model, share)
     scatter(after, optimizer.buffers, buffers)
     return NextModel(after, optimizer_state, change_norm(model, after))
+
+
+def _with_changed_rows(
+    optimizer: Optimizer,
+    optimizer_state: State,
+    model: Vector,
+    delta: NDArray[np.float64],
+    changed: ChangedRows,
+    share: float,
+) -> NextModel:
+    """Return the next model, in which the optimizer moves the selected elements alone: in rows of
+    no update, its state stays as it is too (as PyTorch's SparseAdam does it)."""
+    layout, rows = changed
+    before = select(model, layout, rows)
+    own = {slot: select(values, layout, rows) for slot, values in optimizer_state.items()}
+    own, moved = optimizer.apply(own, delta, before, share)
+    after = model.copy()
+    put_back(after, layout, rows, moved)
+    next_state = {slot: values.copy() for slot, values in optimizer_state.items()}
+    for slot, values in own.items():
+        put_back(next_state[slot], layout, rows, values)
+    return NextModel(after, next_state, change_norm(before, moved))

@@ -53,7 +53,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import frexp, isfinite, ldexp
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from fleetlearn_protocol.errors import Code, ProtocolError
@@ -186,16 +186,8 @@ def add(
     ``total`` as it was. Raises ValueError if the parts have another length; ``total`` is then
     spoilt.
     """
-    if total.count >= MAX_UPDATES:
-        text = f"the round has {total.count} updates, and its sum can hold no more"
-        raise ProtocolError(Code.OUT_OF_RANGE, text)
-    check(largest, weight)
-    times = multiplier(weight, factor)
-    bound = float(largest) * times
-    finest = finest_grid(bound)
-    room = ldexp(1.0, finest + 52) - total.whole.get(finest, 0.0)
-    fits_whole = bound < min(room, ldexp(1.0, finest + 51))
-    grids = [finest] if fits_whole else _grids(bound, finest)
+    begun = _begin(total, weight, largest, factor)
+    times, grids = begun.times, begun.grids
     bins = [total.bin_of(exponent) for exponent in grids]
     products, rounded = np.empty((2, min(total.size, BLOCK)))
     place = 0
@@ -210,10 +202,66 @@ def add(
             place += len(block)
     if place != total.size:
         raise ValueError(f"the update's parts have {place} elements; expected {total.size}")
+    _end(total, weight, begun)
+
+
+def add_at(
+    total: Sum,
+    places: NDArray[np.int64],
+    elements: Vector,
+    weight: int,
+    largest: float,
+    factor: float = 1.0,
+) -> None:
+    """Add an update that has elements in these places of ``total`` alone, int64, shape (n,), none
+    of them twice: the same as ``add`` with zeros elsewhere, in time by n. ``elements``: float32,
+    shape (n,). Raises as ``add`` does."""
+    begun = _begin(total, weight, largest, factor)
+    bins = [total.bin_of(exponent) for exponent in begun.grids]
+    products, rounded = np.empty((2, min(len(elements), BLOCK)))
+    for start in range(0, len(elements), BLOCK):
+        block, here = elements[start : start + BLOCK], places[start : start + BLOCK]
+        t, cut = products[: len(block)], rounded[: len(block)]
+        _multiply(block, begun.times, t)
+        for into, found in zip(bins, _split(t, cut, begun.grids), strict=True):
+            into[here] += found
+    _end(total, weight, begun)
+
+
+class _Begun(NamedTuple):
+    """How an update is added."""
+
+    times: float
+    """What its elements are multiplied by."""
+    bound: float
+    """Its largest product."""
+    grids: Sequence[int]
+    """The grids that its products have parts in, the coarsest first."""
+    is_whole: bool
+    """Whether it is in one bin whole."""
+
+
+def _begin(total: Sum, weight: int, largest: float, factor: float) -> _Begun:
+    """Return how an update is added. Raises ProtocolError as ``add`` does."""
+    if total.count >= MAX_UPDATES:
+        text = f"the round has {total.count} updates, and its sum can hold no more"
+        raise ProtocolError(Code.OUT_OF_RANGE, text)
+    check(largest, weight)
+    times = multiplier(weight, factor)
+    bound = float(largest) * times
+    finest = finest_grid(bound)
+    room = ldexp(1.0, finest + 52) - total.whole.get(finest, 0.0)
+    is_whole = bound < min(room, ldexp(1.0, finest + 51))
+    return _Begun(times, bound, [finest] if is_whole else _grids(bound, finest), is_whole)
+
+
+def _end(total: Sum, weight: int, begun: _Begun) -> None:
+    """Count an update whose elements are added."""
     total.weight += weight
     total.count += 1
-    if fits_whole:
-        total.whole[finest] = total.whole.get(finest, 0.0) + bound
+    if begun.is_whole:
+        (finest,) = begun.grids
+        total.whole[finest] = total.whole.get(finest, 0.0) + begun.bound
 
 
 def add_many(

@@ -20,6 +20,7 @@ from fleetlearn_coordinator.aggregation.optimizers import Optimizer
 from fleetlearn_coordinator.aggregation.privacy.rules import PrivacyRules
 from fleetlearn_coordinator.aggregation.round_summary import Bounds
 from fleetlearn_coordinator.aggregation.round_sums import Aggregators
+from fleetlearn_coordinator.aggregation.row_mean import NAME as ROWS_MEAN
 from fleetlearn_coordinator.aggregation.weighing.norm_bound import NormBound
 from fleetlearn_coordinator.aggregation.weighing.weighing import Weighing
 
@@ -68,6 +69,11 @@ class RoundRules:
             raise ValueError(f"a round of masked updates cannot have {' or '.join(needs)}")
         if self.secure is None and any(each.name == NAME for each in self.aggregators.values()):
             raise ValueError(f"the aggregator {NAME} is for rounds of masked updates alone")
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether devices send the rows of tables that they trained alone."""
+        return any(each.name == ROWS_MEAN for each in self.aggregators.values())
 
     @property
     def clips_sums(self) -> bool:

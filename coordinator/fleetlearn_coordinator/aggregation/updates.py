@@ -11,6 +11,7 @@ import numpy as np
 from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.secure.fixed_point import Words
+from fleetlearn_protocol.sparse_rows import RowLayout, Rows
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -110,6 +111,18 @@ class SumsArray:
         yield self.content
 
 
+@runtime_checkable
+class RowsUpdate(Protocol):
+    """An update of a sub-model (the protocol's ``sparse_rows``): the selected elements alone. It is
+    an ``Update`` too."""
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of the tables that it has, ascending: int64, shape (R,)."""
+
+    def __iter__(self) -> Iterator[Vector]: ...
+
+
 class Values(NamedTuple):
     """What n reports say of the model's buffers, and how far each counts."""
 
@@ -136,11 +149,22 @@ NO_VALUES = Values(np.zeros((1, 0), np.float32), np.ones(1), np.zeros(0, np.floa
 """Of one report, for a model without buffers."""
 
 
+class ChangedRows(NamedTuple):
+    """The rows of a model's tables that a round's updates had. All other rows stay as they are."""
+
+    layout: RowLayout
+    rows: Rows
+    """int64, ascending."""
+
+
 class Result(NamedTuple):
     """What an aggregator made of a round's reports."""
 
     delta: NDArray[np.float64]
-    """What the server optimizer moves the model by, shape (P,). Any values in the buffers'
-    places."""
+    """What the server optimizer moves the model by, shape (P,), or that of the selected elements.
+    Any values in the buffers' places."""
     buffers: NDArray[np.float64]
     """The next values of the model's buffers, shape (B,)."""
+    changed: ChangedRows | None = None
+    """The rows that updates had, where ``delta`` has the selected elements alone. None: it has all
+    of the model's."""

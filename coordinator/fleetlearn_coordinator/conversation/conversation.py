@@ -26,11 +26,13 @@ from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.frames import unpack_chunk
 from fleetlearn_protocol.messages import (
     MAX_REFUSALS,
+    MAX_SELECTED_BYTES,
     UPDATE,
     Accepted,
     Cancel,
     CheckIn,
     ComeBack,
+    ContentSelection,
     Failed,
     Fetch,
     FromCoordinator,
@@ -47,6 +49,7 @@ from fleetlearn_protocol.messages import (
     Waiting,
     decode_from_device,
 )
+from fleetlearn_protocol.sparse_rows import check_selection, elements_in, selected_bytes
 from fleetlearn_protocol.versions import agreed_version
 
 from fleetlearn_coordinator.conversation.effects import (
@@ -458,14 +461,37 @@ class Conversation:
     def _fetch(self, device: str, message: Fetch) -> None:
         self._stop_download()  # its task was cancelled, and the device wants something else now
         self.elsewhere = None
+        selection = message.selection
         try:
-            size = self.port.find(message.sha256, message.offset)
+            if selection is None:
+                size = self.port.find(message.sha256, message.offset)
+            else:
+                size = self._size_of(message, selection)
         except FleetError as error:
             self._refuse(error, sha256=message.sha256)
             return
         self.fetching = message.sha256
         end = None if message.end is None else max(message.offset, min(message.end, size))
-        self._owner.perform(StartDownload(message.sha256, message.offset, size, end, message.http))
+        http = message.http and selection is None
+        self._owner.perform(
+            StartDownload(message.sha256, message.offset, size, end, http, selection)
+        )
+
+    def _size_of(self, message: Fetch, selection: ContentSelection) -> int:
+        """Return the bytes of the pieces of a content that are wanted. Raises ProtocolError
+        (unknown-content, bad-message, too-large, wrong-offset)."""
+        check_selection(selection, self.port.find(message.sha256, 0))
+        size = selected_bytes(selection)
+        if size > MAX_SELECTED_BYTES:
+            raise ProtocolError(
+                Code.TOO_LARGE,
+                f"{size} bytes were selected of a content; at most {MAX_SELECTED_BYTES} are made "
+                "for one device. Fetch the whole content",
+            )
+        if message.offset > size:
+            text = f"offset {message.offset} is beyond the {size} bytes that are selected"
+            raise ProtocolError(Code.WRONG_OFFSET, text)
+        return size
 
     def _stop_download(self) -> None:
         if self.fetching is not None:
@@ -501,7 +527,7 @@ class Conversation:
             return
         if self.upload is None or self.upload.report != message:
             self._stop_upload()
-            elements_of = partial(self.port.elements_of, message.task)
+            elements_of = elements_in(message, partial(self.port.elements_of, message.task))
             self.upload = self._uploads.offer(
                 device, message, self.port.spool, elements_of, self, begun
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from fleetlearn_protocol.messages import CheckIn, ComeBack, FromCoordinator
+from fleetlearn_protocol.messages import CheckIn, ComeBack, ContentSelection, FromCoordinator
 from msgspec import Struct
 
 from fleetlearn_coordinator.conversation.pending import Pending
@@ -51,6 +51,8 @@ class StartDownload(Struct, frozen=True, gc=False):
     """Where to end; None: at the content's end."""
     http: bool = False
     """The device can fetch by HTTP: it may be told a URL in place of the bytes."""
+    selection: ContentSelection | None = None
+    """The pieces that are wanted, which ``offset``, ``size`` and ``end`` are about; None: all."""
 
 
 class StopDownload(Struct, frozen=True, gc=False):

@@ -17,6 +17,7 @@ from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import Chunk
 from fleetlearn_protocol.messages import Part, Report
+from fleetlearn_protocol.sparse_rows import elements_in
 from fleetlearn_protocol.vector import checksum
 
 from fleetlearn_coordinator.conversation.begun import BegunUpload, encode_begun
@@ -33,7 +34,8 @@ def check_parts(
     report: Report, asked: Mapping[str, str], elements_of: Callable[[str], int]
 ) -> None:
     """Raise ProtocolError (wrong-parts, wrong-length) unless the report has the parts that were
-    asked for (name -> encoding), of as many elements as ``elements_of`` says of each."""
+    asked for (name -> encoding), of as many elements as ``elements_of`` says of each; of an update
+    of some rows of tables alone, as many as it has rows."""
     given = [(part.name, part.encoding) for part in report.parts]
     if sorted(given) != sorted(asked.items()):
         text = (
@@ -41,6 +43,7 @@ def check_parts(
             f"{_listed(asked.items())}"
         )
         raise ProtocolError(Code.WRONG_PARTS, text)
+    elements_of = elements_in(report, elements_of)
     for part in report.parts:
         encoding = find_encoding(part.encoding)
         if not encoding.accepts_size(part.size, elements_of(part.name)):

@@ -21,6 +21,7 @@ from fleetlearn_protocol.messages import (
     Question,
     Task,
 )
+from fleetlearn_protocol.sparse_rows import with_row_elements
 from msgspec import DecodeError
 
 from fleetlearn_coordinator.conversation.pending import Pending
@@ -161,7 +162,7 @@ class GatewayLink:
             run = self._host.run_of(message.task)
             if run is not None:
                 of = run.port.elements_of
-                elements = {part: of(message.task, part) for part in parts}
+                elements = {part: of(message.task, part) for part in with_row_elements(parts)}
         self.say(wire.TellDevice(device.connection, message, elements))
 
     def say_alive(self) -> None:
@@ -346,7 +347,8 @@ class GatewayLink:
             run = self._served(report.task)
             if announced.wanted:
                 names = [part.name for part in report.parts]
-                elements = {name: run.port.elements_of(report.task, name) for name in names}
+                of = run.port.elements_of
+                elements = {name: of(report.task, name) for name in with_row_elements(names)}
         except ProtocolError as error:
             self._refuse(message.question, error)
             return

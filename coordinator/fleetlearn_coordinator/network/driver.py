@@ -29,6 +29,8 @@ from fleetlearn_protocol.messages import (
     Waiting,
     encode,
 )
+from fleetlearn_protocol.vector import digest
+from msgspec import structs
 from websockets.frames import CloseCode
 
 from fleetlearn_coordinator.conversation.conversation import Conversation
@@ -54,8 +56,11 @@ from fleetlearn_coordinator.network.device_budgets import DeviceBudgets
 from fleetlearn_coordinator.network.gate import confirmed
 from fleetlearn_coordinator.network.output_gate import OutputGate, OutputOrder
 from fleetlearn_coordinator.network.peer_log import ConnectionLog, say_seldom
-from fleetlearn_coordinator.network.transfers.contents import Contents, StoredContent
-from fleetlearn_coordinator.network.transfers.contents import FramedContent as Served
+from fleetlearn_coordinator.network.transfers.contents import (
+    Contents,
+    FramedContent,
+    StoredContent,
+)
 from fleetlearn_coordinator.network.transfers.downloads import Download, Downloads
 from fleetlearn_coordinator.network.transfers.elsewhere import (
     COMING,
@@ -386,7 +391,9 @@ class ConnectionDriver:
             return
         assert self.run is not None
         try:
-            content = self.run.contents.find(start.sha256, start.offset)
+            # of pieces, ``offset`` is not the whole content's
+            begin = start.offset if start.selection is None else 0
+            content = self.run.contents.find(start.sha256, begin)
         except ProtocolError as error:  # it is served no more since it was asked for
             self.conversation.withdrawn(start.sha256, error.text)
             return
@@ -404,7 +411,9 @@ class ConnectionDriver:
             sending = self._send_or_tell_where(download, content, start, port, elsewhere)
         download.task = self._loop.create_task(sending)
 
-    def _tell_where(self, content: Served | StoredContent, start: StartDownload, url: str) -> None:
+    def _tell_where(
+        self, content: FramedContent | StoredContent, start: StartDownload, url: str
+    ) -> None:
         where = start.sha256, start.size, start.offset
         self._send(Content(content.transfer, *where, url=url))
         self.conversation.told_where()
@@ -412,7 +421,7 @@ class ConnectionDriver:
     async def _send_or_tell_where(
         self,
         download: Download,
-        content: Served | StoredContent,
+        content: FramedContent | StoredContent,
         start: StartDownload,
         port: Port,
         elsewhere: Elsewhere,
@@ -449,7 +458,11 @@ class ConnectionDriver:
             download.task = None
 
     async def _send_content(
-        self, download: Download, content: Served | StoredContent, start: StartDownload, port: Port
+        self,
+        download: Download,
+        content: FramedContent | StoredContent,
+        start: StartDownload,
+        port: Port,
     ) -> None:
         connection, conversation, loop = self.connection, self.conversation, self._loop
         transport = connection.transport
@@ -457,7 +470,12 @@ class ConnectionDriver:
             end = start.size if start.end is None else start.end
             await self._wait_for_budget(download, end - start.offset)
             await self._take_turn(download, port)
-            self._send(Content(content.transfer, start.sha256, start.size, start.offset, start.end))
+            said = Content(content.transfer, start.sha256, start.size, start.offset, start.end)
+            if start.selection is not None:
+                pieces = content.select(start.selection)
+                said = structs.replace(said, selected=digest(pieces))
+                content = FramedContent(content.transfer, pieces)
+            self._send(said)
             for frame in content.frames(start.offset, end):
                 if connection.paused:
                     await self._drain()

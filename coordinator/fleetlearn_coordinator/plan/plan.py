@@ -16,14 +16,16 @@ from fleetlearn_protocol.encodings import (
     INT64,
     MASKED64,
     RESIDUAL,
+    UINT32,
     find_encoding,
     leaves_residual,
     masked_encoding,
 )
 from fleetlearn_protocol.errors import Code, in_words
 from fleetlearn_protocol.manifest import Manifest
-from fleetlearn_protocol.messages import BUFFERS, MODEL, MOST_REPORTS, SUMS, UPDATE
+from fleetlearn_protocol.messages import BUFFERS, MODEL, MOST_REPORTS, ROWS, SUMS, UPDATE
 from fleetlearn_protocol.paths import in_home
+from fleetlearn_protocol.sparse_rows import row_layout
 from msgspec import UNSET
 
 from fleetlearn_coordinator.aggregation import adaptive_mu, aggregators, optimizers
@@ -39,6 +41,7 @@ from fleetlearn_coordinator.aggregation.modular_sum import (
 from fleetlearn_coordinator.aggregation.participation_rates import ParticipationRates, UpdateWeights
 from fleetlearn_coordinator.aggregation.round_rules import RoundRules
 from fleetlearn_coordinator.aggregation.round_sums import Aggregators
+from fleetlearn_coordinator.aggregation.row_mean import row_mean
 from fleetlearn_coordinator.plan.computation_rules import computation_misfit
 from fleetlearn_coordinator.plan.contradictions import contradictions
 from fleetlearn_coordinator.plan.defaults import fill_defaults
@@ -230,6 +233,16 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
         up = self.encoding.up if self.secure is None else masked_encoding(self.secure.bits).name
         return {**self.exact_parts(manifest), UPDATE: up}
 
+    def parts_of_rows(self, parts: Mapping[str, str], manifest: Manifest) -> dict[str, str]:
+        """Return the same for a device that can train sub-models: the rows come first, as they say
+        how large the update is."""
+        return {ROWS: UINT32.name, **parts} if self.sends_rows(manifest) else {**parts}
+
+    def sends_rows(self, manifest: Manifest) -> bool:
+        """Return whether devices that can are asked for the rows of sparse tables that they trained
+        alone."""
+        return manifest.sparse is not UNSET and self.aggregation.rows != "whole"
+
     def update_bytes(self, manifest: Manifest) -> int:
         """Return the most bytes that a device's update has."""
         return sum(
@@ -316,6 +329,9 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
             private = self.privacy is not None
             plain = exact_sums(size, self.round.cohort, private=private)
             return {SUMS: plain if masked is None else modular_sum(masked)}
+        layout = row_layout(manifest) if self.sends_rows(manifest) else None
+        if layout is not None:
+            return {UPDATE: row_mean(layout, touched=self.aggregation.rows == "touched")}
         return self.aggregators(manifest.buffers)
 
     def computation(self, manifest: Manifest) -> RunComputation:

@@ -21,6 +21,7 @@ from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.privacy_rules import privacy_misfit, privacy_remarks
 from fleetlearn_coordinator.plan.privacy_terms import private_bound
 from fleetlearn_coordinator.plan.recipes import RECIPES
+from fleetlearn_coordinator.plan.row_rules import row_misfit
 from fleetlearn_coordinator.plan.scores_rules import scores_misfit
 from fleetlearn_coordinator.plan.sections import Models, Stop
 from fleetlearn_coordinator.plan.secure_rules import secure_misfit, secure_remarks
@@ -187,7 +188,11 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
 
     def check_bundle(self, manifest: Manifest) -> None:
         """Raise PlanError where the plan and the bundle do not fit together."""
-        for misfit in (computation_misfit(self, manifest), scores_misfit(self, manifest)):
+        for misfit in (
+            computation_misfit(self, manifest),
+            scores_misfit(self, manifest),
+            row_misfit(self, manifest),
+        ):
             if misfit is not None:
                 raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {misfit}.")
         if (why := _unready(manifest)) is not None:

@@ -201,6 +201,11 @@ class Aggregation(Section, frozen=True, kw_only=True):
     """q-FedAvg: the power of a device's loss with which its update counts. For the mean. Default:
     the recipe's."""
 
+    rows: Literal["all", "touched", "whole"] | None = None
+    """For a bundle with sparse tables: what the sum of a row is divided by, the weight of all
+    updates ("all": Federated Averaging) or of those that have the row ("touched": FedSubAvg's
+    correction); or "whole": devices fetch and send whole tables. Default: all."""
+
     @property
     def has_rule(self) -> bool:
         """Whether updates are weighed by a rule, FedNova's or q-FedAvg's."""

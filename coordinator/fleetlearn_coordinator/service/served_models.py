@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 import msgspec
-from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, family
+from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, UINT32, family
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import MODEL, CheckIn, SharedModel, VectorReference
 from fleetlearn_protocol.vector import digest
@@ -34,6 +34,8 @@ class ServedModels:
         those that tasks began from."""
         self._know_up: set[str] = set()
         """Devices that know the plan's encoding of updates. The others are asked for float32."""
+        self._know_rows: set[str] = set()
+        """Devices that can train sub-models. The others have whole tables."""
         self._know_half: set[str] = set()
         """Devices that know float16, if models travel so. The others are sent float32."""
         self._last_model: dict[str, str] = {}
@@ -47,6 +49,8 @@ class ServedModels:
         self.leave(device)
         if family(encoding.up) in check_in.encodings:
             self._know_up.add(device)
+        if UINT32.name in check_in.encodings:
+            self._know_rows.add(device)
         if encoding.down == FLOAT16.name and FLOAT16.name in check_in.encodings:
             self._know_half.add(device)
         if encoding.down == "delta":
@@ -59,6 +63,7 @@ class ServedModels:
     def leave(self, device: str) -> None:
         """The device is not connected any more. Harmless where it was not."""
         self._know_up.discard(device)
+        self._know_rows.discard(device)
         self._know_half.discard(device)
         self._last_model.pop(device, None)
 
@@ -67,7 +72,9 @@ class ServedModels:
         encoding."""
         plan = self._run.plan
         asked = plan.parts if device in self._know_up else plan.exact_parts
-        return asked(member.bundle.manifest)
+        manifest = member.bundle.manifest
+        parts = asked(manifest)
+        return plan.parts_of_rows(parts, manifest) if device in self._know_rows else parts
 
     def references(
         self, device: str, version: int, member: RunMember, beside: Collection[str] = ()

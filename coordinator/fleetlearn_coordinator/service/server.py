@@ -19,6 +19,7 @@ from fleetlearn_protocol.exchanges import EXCHANGE_KINDS
 from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.messages import (
     PLAIN,
+    ROWS,
     Cancel,
     CheckIn,
     ComeBack,
@@ -311,12 +312,16 @@ class RunServer:
             return Announced(wanted=False)
         now = self.clock.read(now)
         self._carry_out(self.engine.announce(device, report.task, report.round, now), now)
-        exact = all(part.encoding == FLOAT32.name for part in report.parts)
-        asked = self.run.plan.exact_parts if exact else self.run.plan.parts
+        plan, encodings = self.run.plan, {part.name: part.encoding for part in report.parts}
+        has_rows = encodings.pop(ROWS, None) is not None
+        exact = all(encoding == FLOAT32.name for encoding in encodings.values())
         member = self.run.members.of_task(report.task)
         manifest = member.bundle.manifest
-        check_parts(report, asked(manifest), manifest.elements_of)
-        epochs, secure = self.run.plan.local.epochs, self.run.tasks.secure
+        asked = plan.exact_parts(manifest) if exact else plan.parts(manifest)
+        if has_rows:
+            asked = plan.parts_of_rows(asked, manifest)
+        check_parts(report, asked, manifest.elements_of)
+        epochs, secure = plan.local.epochs, self.run.tasks.secure
         if secure is not None:
             check_masked(report, secure, self.engine.round_of(report.task), epochs)
         elif report.round > self._planned_before:

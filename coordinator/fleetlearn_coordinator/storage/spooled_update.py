@@ -10,9 +10,10 @@ from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.encodings import INT64, MASKED_NAMES, find_encoding, word_bytes
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.formats.masked import words_from_bytes
-from fleetlearn_protocol.formats.whole import sums_from_bytes
-from fleetlearn_protocol.messages import Part, Report
+from fleetlearn_protocol.formats.whole import rows_from_bytes, sums_from_bytes
+from fleetlearn_protocol.messages import ROWS, UPDATE, Part, Report
 from fleetlearn_protocol.secure.fixed_point import Words
+from fleetlearn_protocol.sparse_rows import Rows, elements_in
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.storage.blobs import PART_BYTES
@@ -80,13 +81,33 @@ class SpooledUpdate:
             yield sums_from_bytes(content)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SpooledRows(SpooledUpdate):
+    """The update of a sub-model: ``aggregation.updates.RowsUpdate``."""
+
+    rows: Rows
+
+
 def spooled_parts(
     blobs: SpoolReader, spool_file: int, report: Report, elements: Mapping[str, int]
 ) -> dict[str, SpooledUpdate]:
     """Return the report's parts by name. They lie in the spool file one after the other.
-    ``elements``: part -> how many it has."""
-    parts, begin = {}, 0
+    ``elements``: part -> how many it has. The rows that an update has are a part of it. Raises
+    ProtocolError (bad-encoding, out-of-range) where they do not ascend, or are none of the
+    tables'."""
+    parts, begin, rows = dict[str, SpooledUpdate](), 0, None
+    own = elements_in(report, elements.__getitem__)
     for part in report.parts:
-        parts[part.name] = SpooledUpdate(blobs, spool_file, part, begin, elements[part.name])
+        if part.name == ROWS:
+            (content,) = blobs.read_spool_file(spool_file, part.size, begin, part_bytes=part.size)
+            rows = rows_from_bytes(content)
+            if rows.size and rows[-1] >= elements[ROWS]:
+                text = f"row {rows[-1]} was named; the tables have 0 to {elements[ROWS] - 1}"
+                raise ProtocolError(Code.OUT_OF_RANGE, text)
+        elif part.name == UPDATE and rows is not None:
+            count = own(part.name)
+            parts[part.name] = SpooledRows(blobs, spool_file, part, begin, count, rows)
+        else:
+            parts[part.name] = SpooledUpdate(blobs, spool_file, part, begin, own(part.name))
         begin += part.size
     return parts

@@ -14,7 +14,7 @@ from typing import TypeVar
 from fleetlearn_protocol.computations.settings import KIND_NAMES
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.json_log import said
-from fleetlearn_protocol.messages import Question, Report, Task
+from fleetlearn_protocol.messages import ROWS, Question, Report, Task
 from fleetlearn_protocol.task_names import run_of
 from fleetlearn_protocol.user_errors import in_one_line, is_expected, traceback_lines
 
@@ -23,9 +23,11 @@ from fleetlearn_device.driver.connection import Event, printable
 from fleetlearn_device.driver.failures import failure_of
 from fleetlearn_device.limits.device_limits import DeviceLimits
 from fleetlearn_device.limits.priority import lower_priority
+from fleetlearn_device.runtimes.checks import DataError
 from fleetlearn_device.session.commands import Commands, FinishContent, MaskPending
 from fleetlearn_device.session.privacy_demands import is_counted
 from fleetlearn_device.session.session import Session
+from fleetlearn_device.storage.content_cache import Choose, choose_all
 from fleetlearn_device.storage.errors import StateError
 from fleetlearn_device.storage.state_directory import StateDirectory
 from fleetlearn_device.training.algorithms import UnsupportedError
@@ -95,15 +97,20 @@ class TaskJobs:
         await self._looks.look(fresh=True)
         try:
             await asyncio.to_thread(self._trainer.check_fits, task)  # it may import cryptography
+            loop, trainer = asyncio.get_running_loop(), self._trainer
+            choose: Choose = choose_all
+            if isinstance(task, Task) and ROWS in task.parts:
+                await loop.run_in_executor(self._training_thread, trainer.choose_rows, task)
+                # What is signed is the SHA-256 of the whole model.
+                choose = choose_all if self._session.trusted is not None else trainer.pieces
             async with self._cache_lock:
-                trainer, look = self._trainer, self._contents.lacking
-                infer = trainer.needs_infer
+                look, infer = self._contents.lacking, trainer.needs_infer
                 lacking = await asyncio.to_thread(
-                    look, task, trainer.kind, trainer.from_features, infer
+                    look, task, trainer.kind, trainer.from_features, infer, choose
                 )
         except StateError as error:
             self.abandon(error)
-        except (BundleError, TrainingError, MemoryError) as error:
+        except (BundleError, TrainingError, MemoryError, DataError) as error:
             text, code = in_one_line(error), failure_of(error).code
             self._post(lambda: self._session.unusable(task.task, text, code))
         else:

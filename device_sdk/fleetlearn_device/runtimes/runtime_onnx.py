@@ -355,10 +355,11 @@ def load_first(runtime: Runtime, bundle: Bundle, model: Vector | None) -> None:
     """Load the model with which a runtime is opened, and from the bundle the parameters that
     ``model`` lacks."""
     whole = bundle.manifest.local_size
-    if model is None or bundle.manifest.size < whole != np.size(model):
-        runtime.load(bundle.parameters())
-    if model is not None:
-        runtime.load(model)
+    if model is None:
+        model = bundle.parameters()
+    elif bundle.manifest.size < whole != np.size(model):
+        model = np.concatenate([model, bundle.personal_parameters()])
+    runtime.load(model)
 
 
 def read_only(vector: Vector) -> Vector:

@@ -11,12 +11,22 @@ from fleetlearn_protocol.encodings import (
     INT64,
     MASKED64,
     MASKED_NAMES,
+    UINT32,
     is_known,
     leaves_residual,
     masked_encoding,
 )
 from fleetlearn_protocol.exchanges import EXCHANGE_KINDS, content_of
-from fleetlearn_protocol.messages import BUFFERS, PLAIN, SUMS, UPDATE, Question, SecureTask, Task
+from fleetlearn_protocol.messages import (
+    BUFFERS,
+    PLAIN,
+    ROWS,
+    SUMS,
+    UPDATE,
+    Question,
+    SecureTask,
+    Task,
+)
 from fleetlearn_protocol.secure.fixed_point import (
     MODULUS_BITS,
     PART_BITS,
@@ -56,15 +66,30 @@ def unsupported(
     exchange = EXCHANGES[task.algorithm]
     sent = [(vector.name, vector.encoding) for vector in task.vectors]
     # Whether the bundle has buffers is known once it is here.
-    parts = (*exchange.parts, BUFFERS) if BUFFERS in task.parts else exchange.parts
-    families = FAMILIES if task.secure is None else MASKED_NAMES
+    parts = (*exchange.parts, *(name for name in (BUFFERS, ROWS) if name in task.parts))
+    families: tuple[str, ...] = FAMILIES if task.secure is None else MASKED_NAMES
+    if ROWS in task.parts:
+        families = (*families, UINT32.name)
     if parts == (SUMS,):
         families = (INT64.name if task.secure is None else MASKED64.name,)
     return (
         _differing("sends the vectors", sent, exchange.vectors, FLOATS)
         or _unknown_masking(task, task.secure, can_mask=can_mask)
+        or _told_rows(task)
         or _differing("asks for the parts", [*task.parts.items()], parts, families)
         or _unknown_noise(task)
+    )
+
+
+def _told_rows(task: Task) -> str | None:
+    """Return why the device does not say which rows of tables its data name; None if it does, or is
+    not asked."""
+    hides = task.secure is not None or task.local_noise is not None or task.clip is not None
+    if ROWS not in task.parts or not hides:
+        return None
+    return (
+        "the task asks for the rows of tables that the data name, which would tell what a private "
+        "or masked update hides"
     )
 
 

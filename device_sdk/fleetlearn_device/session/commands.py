@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleetlearn_protocol.messages import FromDevice, Question, Report, Task
+from fleetlearn_protocol.messages import ContentSelection, FromDevice, Question, Report, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,24 @@ class Wanted:
     base: str | None = None
     """For a difference: SHA-256 of the vector that it differs from."""
     instead: Wanted | None = None
-    """For a difference: the whole vector, which is fetched if the difference cannot be had."""
+    """For a difference, or pieces: the whole vector, which is fetched if these cannot be had."""
+    selection: ContentSelection | None = None
+    """The pieces of the content that are wanted, which ``size`` and ``have`` are about. None: all
+    of it."""
+    selected: str = ""
+    """SHA-256 of these pieces, once the coordinator has said it."""
+    name_of_pieces: str = ""
+    """What these pieces are called in the cache."""
+
+    @property
+    def key(self) -> str:
+        """Its name in the cache."""
+        return self.name_of_pieces or self.sha256
+
+    @property
+    def expected(self) -> str:
+        """SHA-256 of the bytes that arrive; empty where it is not known."""
+        return self.sha256 if self.selection is None else self.selected
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def fetch(
     if work.assignment.arrived.count(first.place) >= MAX_ARRIVALS:
         text = f"{first.name} arrived twice with another SHA-256 than its name"
         return session.fail_task(work, "bad-bundle", text)
-    if first.have == first.size:
+    if first.have == first.size and first.expected:
         return store(session, work, wanted)
     if not isinstance(session.link, Online):
         session.work = Locating(work.assignment)  # the next welcome asks again
@@ -48,7 +48,14 @@ def fetch(
     text = f"fetching {first.name} ({first.sha256[:12]}) from byte {first.have}{size}"
     return [
         Note(text, event="fetching"),
-        Send(Fetch(first.sha256, first.have, http=http)),
+        Send(
+            Fetch(
+                first.sha256,
+                first.have,
+                http=http and first.selection is None,
+                selection=first.selection,
+            )
+        ),
     ]
 
 
@@ -78,6 +85,13 @@ def receive_content(session: SessionState, content: Content, now: float) -> Comm
                 f"{wanted.name} from byte {content.offset} is ignored; {wanted.have} was asked for"
             )
         ]
+    if wanted.selection is not None:
+        if content.selected is None:
+            note = Note(f"{wanted.name} cannot be had, so the whole content is fetched", True)
+            assert wanted.instead is not None
+            return [note, *fetch(session, work, (wanted.instead, *work.wanted[1:]), now)]
+        wanted = replace(wanted, selected=content.selected)
+        work = replace(work, wanted=(wanted, *work.wanted[1:]))
     if content.size > wanted.limit or (wanted.size is not None and content.size != wanted.size):
         expected = f"at most {wanted.limit}" if wanted.size is None else wanted.size
         text = f"{wanted.name} has {content.size} bytes; expected {expected}"

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fleetlearn_protocol.encodings import FAMILIES, MASKED_NAMES
+from fleetlearn_protocol.encodings import FAMILIES, MASKED_NAMES, UINT32
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import (
@@ -116,7 +116,11 @@ class Session(SessionState):
             exchanges=offered_exchanges(self.exchanges, self.demands, self.secure_demands),
             algorithms=self.algorithms,
             functions=self.functions,
-            encodings=(*FAMILIES, *MASKED_NAMES) if self.can_mask else FAMILIES,
+            encodings=(
+                *FAMILIES,
+                *(MASKED_NAMES if self.can_mask else ()),
+                *((UINT32.name,) if self.can_choose_rows else ()),
+            ),
             trusts=() if self.trusted is None else self.trusted.keys,
             newest_protocol=PROTOCOL_VERSION,
             privacy=said_of_privacy(self.demands, self.secure_demands, can_mask=self.can_mask),

@@ -67,9 +67,9 @@ class SessionState:
     those that the device can do beside ``plain``. functions: those that its owner lets it compute
     by. exchanges: the kinds of questions that it can answer. trusted: the device's keys, where it
     does only what one of them signed. demands, secure_demands: its owner's. can_mask: whether it
-    has what secure aggregation needs. took_part: run -> how many updates the device made in it.
-    was_made: task -> whether the device made its update already. sources: from where it fetches by
-    HTTP.
+    has what secure aggregation needs. can_choose_rows: whether its runtime trains sub-models, of
+    some rows of tables. took_part: run -> how many updates the device made in it. was_made: task ->
+    whether the device made its update already. sources: from where it fetches by HTTP.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class SessionState:
         demands: PrivacyDemands = NO_DEMANDS,
         secure_demands: SecureDemands = NO_SECURE_DEMANDS,
         can_mask: bool = False,
+        can_choose_rows: bool = False,
         took_part: Callable[[str], int] = lambda run: 0,
         was_made: Callable[[str], bool] = lambda task: False,
         sources: HttpSources = NO_SOURCES,
@@ -100,6 +101,8 @@ class SessionState:
         self.until_finished = until_finished
         self.demands, self._took_part, self.was_made = demands, took_part, was_made
         self.secure_demands, self.can_mask = secure_demands, can_mask
+        # Which rows it fetches tells what its data are.
+        self.can_choose_rows = can_choose_rows and not (demands.require or secure_demands.require)
         self.sources = sources
         self.no_http_until = 0.0
         """Until then all is fetched by the WebSocket: HTTP brought nothing, or wrong bytes."""

@@ -18,9 +18,11 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 from fleetlearn_protocol.deltas import apply_delta
 from fleetlearn_protocol.errors import BundleError, Code, FleetError, ProtocolError
 from fleetlearn_protocol.frames import Buffer
@@ -33,13 +35,22 @@ from fleetlearn_protocol.manifest import (
     OF_FEATURES,
     ORT_TRAINING,
     PARAMETERS,
+    PERSONAL,
     PUBLIC,
     STATE,
     TRAIN,
     Manifest,
 )
 from fleetlearn_protocol.manifest_file import read_manifest
-from fleetlearn_protocol.messages import MAX_VECTORS, Delta, Question, Task
+from fleetlearn_protocol.messages import (
+    MAX_VECTORS,
+    ContentSelection,
+    Delta,
+    Question,
+    Task,
+    VectorReference,
+)
+from fleetlearn_protocol.sparse_rows import selected_bytes
 from fleetlearn_protocol.vector import digest, stream_digest
 from msgspec import UNSET
 
@@ -51,7 +62,14 @@ from fleetlearn_device.storage.vectors_in_memory import VectorsInMemory
 MAX_BUNDLES = 3
 """Most bundles in the cache where it has no quota."""
 
+Choose = Callable[[Manifest, VectorReference], "ContentSelection | None"]
+"""The task's bundle, a vector of the task -> the pieces of it that the device needs; None: all."""
+
 log = logging.getLogger("fleetlearn.device")
+
+
+def choose_all(manifest: Manifest, vector: VectorReference) -> ContentSelection | None:
+    return None
 
 
 class ContentCache:
@@ -62,6 +80,8 @@ class ContentCache:
         self.quota: int | None = None
         """Most bytes of bundles, what is still to be fetched for the task included. None: no limit.
         """
+        self._selected: dict[str, str] = {}
+        """SHA-256 of a vector of the task -> the name of the pieces of it that the task needs."""
         self._intact: set[Path] = set()
         """Files of the cache whose SHA-256 was checked since the process began."""
         for folder in ("bundles", "models", "partial"):
@@ -81,14 +101,41 @@ class ContentCache:
         content = self._memory.get(sha256)
         return self.vector_path(sha256).read_bytes() if content is None else content
 
+    def selected_vector(self, sha256: str) -> bytes | bytearray | None:
+        """Return the bytes of the pieces of a vector that the task needs, not to be changed. None:
+        it needs all of it. Raises OSError where they are lacking."""
+        name = self._selected.get(sha256)
+        return None if name is None else self.vector(name)
+
+    def _pieces(self, vector: VectorReference, selection: ContentSelection) -> Wanted:
+        name = digest(vector.sha256.encode() + msgspec.json.encode(selection))
+        self._selected[vector.sha256] = name
+        size = selected_bytes(selection)
+        whole = vector.sha256, f"the {vector.name}"
+        return Wanted(
+            vector.sha256,
+            f"the {vector.name}'s rows",
+            f"models/{name}",
+            size,
+            size,
+            instead=Wanted(*whole, f"models/{vector.sha256}", vector.size, vector.size),
+            selection=selection,
+            name_of_pieces=name,
+        )
+
     def lacking(
-        self, task: Task | Question, kind: str, from_features: bool = False, infer: bool = False
+        self,
+        task: Task | Question,
+        kind: str,
+        from_features: bool = False,
+        infer: bool = False,
+        choose: Choose = choose_all,
     ) -> list[Wanted]:
         """Return what the task needs and the cache lacks, the manifest first: only the manifest
         names the other files.
 
         from_features: whether the device trains from features if the bundle has any. infer: whether
-        it needs infer.onnx as well.
+        it needs infer.onnx as well. choose: says which pieces of a vector the device needs.
 
         Marks the bundle as used last, and deletes the bundles beyond ``MAX_BUNDLES`` or the quota,
         other vectors, and downloads that the task does not need. Raises BundleError on a manifest
@@ -100,6 +147,7 @@ class ContentCache:
                 return []
             folder = f"bundles/{task.bundle}"
             self._make_room(task, self.bundle_path(task.bundle))
+            manifest: Manifest | None = None
             wanted = [
                 Wanted(task.bundle, MANIFEST, f"{folder}/{MANIFEST}", None, MAX_MANIFEST_BYTES)
             ]
@@ -110,7 +158,16 @@ class ContentCache:
                     wanted.append(
                         Wanted(entry.sha256, file, f"{folder}/{file}", entry.size, entry.size)
                     )
-            for vector in task.vectors:
+            self._selected = {}
+            # Which pieces of a vector are needed is known once the manifest is here.
+            known = manifest is not None or choose is choose_all
+            for vector in task.vectors if known else ():
+                selection = None if manifest is None else choose(manifest, vector)
+                whole = Wanted(vector.sha256, "", f"models/{vector.sha256}", None, 0)
+                # All of it is there where the coordinator could not give the pieces.
+                if selection is not None and not self._has(whole):
+                    wanted.append(self._pieces(vector, selection))
+                    continue
                 path = f"models/{vector.sha256}"
                 # two vectors may be the same, such as zeros
                 if all(path != other.place for other in wanted):
@@ -124,14 +181,19 @@ class ContentCache:
             self._keep_quota(self.bundle_path(task.bundle), sum(coming))
             deltas = {vector.sha256: vector.delta for vector in task.vectors}
             return self._resume(
-                [self._smaller(content, deltas.get(content.sha256)) for content in lacking]
+                [
+                    content
+                    if content.selection is not None
+                    else self._smaller(content, deltas.get(content.sha256))
+                    for content in lacking
+                ]
             )
 
     def append(self, wanted: Wanted, offset: int, payload: Buffer) -> None:
         """Write the next bytes of a partial content; ``offset`` 0 begins it again. Raises
         StateError."""
         if self._belongs_in_memory(wanted):
-            self._memory.append(wanted.sha256, offset, payload)
+            self._memory.append(wanted.key, offset, payload)
             return
         path = self._partial(wanted)
         with os_errors_as_state_errors(path), path.open("r+b" if offset else "wb") as file:
@@ -151,7 +213,7 @@ class ContentCache:
         with os_errors_as_state_errors(target):
             if not source.exists() and wanted.size in (0, None):
                 source.touch()  # a content without bytes comes in no chunk
-            if _digest(source) != wanted.sha256:
+            if _digest(source) != wanted.expected:
                 source.unlink()
                 return False
             if wanted.base is not None and not self._apply(source, wanted):
@@ -168,18 +230,25 @@ class ContentCache:
         return self._memory.takes(wanted) and not self._partial(wanted).exists()
 
     def _finish_in_memory(self, wanted: Wanted) -> bool:
-        content: bytes | bytearray | None = self._memory.arrived(wanted.sha256)
+        content: bytes | bytearray | None = self._memory.arrived(wanted.key, wanted.expected)
         if content is not None and wanted.base is not None:
             with os_errors_as_state_errors(self._path):
                 content = self._differing(content, wanted)
-        return content is not None and self._memory.put(Path(wanted.place).name, content)
+        if content is None:
+            return False
+        name = Path(wanted.place).name
+        # What was selected has another name than its SHA-256.
+        return self._memory.put(
+            name, content, name if wanted.selection is None else wanted.expected
+        )
 
     def models(self) -> tuple[str, ...]:
         """Return the SHA-256 of the vectors that later ones may come as differences from. Raises
         StateError."""
         with os_errors_as_state_errors(self._path):
             files = {path.name for path in (self._path / "models").iterdir()}
-            return tuple(sorted(files | self._memory.names())[:MAX_VECTORS])
+            pieces = {*self._selected.values()}
+            return tuple(sorted((files | self._memory.names()) - pieces)[:MAX_VECTORS])
 
     def _smaller(self, content: Wanted, delta: Delta | None) -> Wanted:
         """Return the difference that gives this content, if there is one, and the device has what
@@ -238,7 +307,9 @@ class ContentCache:
             return True
         if not path.exists():
             return False
-        if path not in self._intact and _digest(path) != wanted.sha256:
+        # Only the coordinator knows the SHA-256 of what was selected: another process's is fetched
+        # again.
+        if path not in self._intact and _digest(path) != wanted.expected:
             log.warning("%s is damaged and is fetched again", path)
             path.unlink()
             return False
@@ -270,7 +341,7 @@ class ContentCache:
     def _resume(self, lacking: list[Wanted]) -> list[Wanted]:
         """Return ``lacking`` with the bytes that arrived before; delete the partial contents that
         are not in it."""
-        names = {wanted.sha256 for wanted in lacking}
+        names = {wanted.key for wanted in lacking}
         self._memory.keep(self._memory.names(), names)
         have = self._memory.sizes()
         for path in (self._path / "partial").iterdir():
@@ -279,7 +350,7 @@ class ContentCache:
                 path.unlink()
         resumed = []
         for wanted in lacking:
-            size = have.get(wanted.sha256, 0)
+            size = have.get(wanted.key, 0)
             resumed.append(replace(wanted, have=size) if size <= wanted.limit else wanted)
         return resumed
 
@@ -290,7 +361,7 @@ class ContentCache:
         if self.quota is None:
             for old in bundles_by_use(self._path)[MAX_BUNDLES:]:
                 self.delete_bundle(old.name)
-        needed = {vector.sha256 for vector in task.vectors}
+        needed = {vector.sha256 for vector in task.vectors} | {*self._selected.values()}
         needed |= {vector.delta.base for vector in task.vectors if vector.delta is not None}
         self._memory.keep(needed, self._memory.sizes())
         for path in (self._path / "models").iterdir():
@@ -314,7 +385,7 @@ class ContentCache:
             self.delete_bundle(others[-1].name)
 
     def _partial(self, wanted: Wanted) -> Path:
-        return self._path / "partial" / wanted.sha256
+        return self._path / "partial" / wanted.key
 
 
 def cached_manifest(folder: Path) -> Manifest | None:
@@ -352,7 +423,8 @@ def needed_files(
         return [INFER]
     if kind == "ort-training":
         return [EVAL, *frozen, *inference, *(f"ort_training/{file}" for file in ORT_TRAINING)]
-    initial = [PARAMETERS] if manifest.local_size > manifest.size else []
+    own = PERSONAL if PERSONAL in manifest.files else PARAMETERS
+    initial = [own] if manifest.local_size > manifest.size else []
     graphs = OF_FEATURES if from_features and manifest.computed_features else (TRAIN, EVAL)
     return [*graphs, *frozen, *inference, *initial, *([STATE] if STATE in manifest.files else [])]
 

@@ -19,7 +19,8 @@ process that dies would lose too much of a download."""
 
 
 class VectorsInMemory:
-    """Complete vectors, and contents that are still arriving, by SHA-256."""
+    """Complete vectors, and contents that are still arriving, by their names in the cache: the
+    SHA-256, but for pieces of a vector."""
 
     def __init__(self) -> None:
         self._complete: dict[str, bytes | bytearray] = {}
@@ -27,7 +28,9 @@ class VectorsInMemory:
 
     def takes(self, wanted: Wanted) -> bool:
         """Return whether this content belongs here: a vector, or the difference that gives it."""
-        whole = wanted if wanted.instead is None else wanted.instead
+        whole = wanted
+        if wanted.instead is not None and wanted.selection is None:
+            whole = wanted.instead
         return whole.place.startswith("models/") and whole.limit <= LIMIT
 
     def get(self, sha256: str) -> bytes | bytearray | None:
@@ -38,22 +41,22 @@ class VectorsInMemory:
         """Return the SHA-256 of each complete vector."""
         return set(self._complete)
 
-    def put(self, sha256: str, content: bytes | bytearray) -> bool:
-        """Keep a complete vector. Returns False if it has another SHA-256."""
+    def put(self, name: str, content: bytes | bytearray, sha256: str) -> bool:
+        """Keep a complete vector under this name. Returns False if it has another SHA-256."""
         if digest(content) != sha256:
             return False
-        self._complete[sha256] = content
+        self._complete[name] = content
         return True
 
-    def append(self, sha256: str, offset: int, payload: Buffer) -> None:
+    def append(self, name: str, offset: int, payload: Buffer) -> None:
         """Take the next bytes of a content; ``offset`` 0 begins it again."""
-        content = self._arriving.setdefault(sha256, bytearray())
+        content = self._arriving.setdefault(name, bytearray())
         content[offset:] = payload
 
-    def arrived(self, sha256: str) -> bytearray | None:
+    def arrived(self, name: str, sha256: str) -> bytearray | None:
         """Give out a content all of whose bytes arrived. Returns None where its SHA-256 is
         wrong."""
-        content = self._arriving.pop(sha256, bytearray())
+        content = self._arriving.pop(name, bytearray())
         return content if digest(content) == sha256 else None
 
     def sizes(self) -> dict[str, int]:

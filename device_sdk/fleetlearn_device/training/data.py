@@ -69,6 +69,8 @@ class ArrayData:
         self.examples: int = next(iter(columns.values())).shape[0]
         self._chosen: NDArray[np.int64] | None = None
         """The places of the data's examples in the arrays. None: all, in order."""
+        self._mark = 0
+        """Changes the fingerprint."""
         self._fits: Sequence[Input] | None = None
         """What the arrays were checked against."""
 
@@ -84,7 +86,7 @@ class ArrayData:
         fitting = (
             ArrayData(arrays) if self._chosen is None else ArrayData(arrays).choose(self._chosen)
         )
-        fitting._fits = inputs
+        fitting._fits, fitting._mark = inputs, self._mark
         return fitting
 
     def choose(self, places: NDArray[np.int64]) -> ArrayData:
@@ -94,12 +96,20 @@ class ArrayData:
         chosen._chosen, chosen.examples = places, len(places)
         return chosen
 
+    def with_arrays(self, arrays: Sequence[NDArray[Any]], mark: int) -> ArrayData:
+        """Return the same examples with other values: arrays like the checked ones, in their order.
+        ``mark`` is a part of the fingerprint."""
+        other = copy(self)
+        other._arrays = other.columns = tuple(arrays)
+        other.names, other._mark, other._fits = None, mark, None
+        return other
+
     def fingerprint(self) -> int:
         """Return a number that changes where the places of the data have other examples than
         before: a CRC-32 of up to ``COMPARED`` examples, the first and the last among them, so that
         no whole file is read."""
         places = np.linspace(0, self.examples - 1, min(self.examples, COMPARED)).astype(np.int64)
-        found = crc32(str(self.examples).encode())
+        found = crc32(str(self.examples).encode(), self._mark)
         for place in places if self._chosen is None else self._chosen[places]:
             for array in self.columns:
                 found = crc32(array[place].tobytes(), found)

@@ -56,7 +56,7 @@ def load_model(
     state = bundle.state() if rows else model[:0]
     previous = None
     if kept_state is None:
-        personal = bundle.parameters()[manifest.size :] if begin else model[:0]
+        personal = bundle.personal_parameters() if begin else model[:0]
     else:
         check_vector(kept_state, kept_state_size(manifest), what="the kept state")
         personal = kept_state[:begin]

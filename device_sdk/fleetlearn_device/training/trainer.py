@@ -21,11 +21,17 @@ from fleetlearn_protocol.computations.settings import KIND_NAMES
 from fleetlearn_protocol.encodings import FLOAT32, find_encoding
 from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.exchanges import EVALUATION, FIT, FitAnswer, content_of, fields_of
-from fleetlearn_protocol.manifest import Manifest
+from fleetlearn_protocol.formats.whole import rows_to_bytes
+from fleetlearn_protocol.manifest import EVAL, MANIFEST, TRAIN, Manifest
 from fleetlearn_protocol.messages import (
+    MAX_PIECES,
+    MAX_SELECTED_BYTES,
     MODEL,
+    MOST_ROWS,
+    ROWS,
     SUMS,
     UPDATE,
+    ContentSelection,
     Evaluation,
     Question,
     Reply,
@@ -36,7 +42,9 @@ from fleetlearn_protocol.messages import (
 )
 from fleetlearn_protocol.quality_messages import QUALITY, QualityAnswer
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE, PairwiseAnswer
+from fleetlearn_protocol.sparse_rows import selected_bytes, selection_of
 from fleetlearn_protocol.vector import Vector, digest
+from msgspec import UNSET
 
 from fleetlearn_device.limits.memory import MemoryCeiling
 from fleetlearn_device.limits.pacing import Pacing
@@ -85,6 +93,7 @@ from fleetlearn_device.training.sent_parts import (
     tied_as_sent,
 )
 from fleetlearn_device.training.source_data import SourceData
+from fleetlearn_device.training.sub_model import SubModel, find_sub_model
 from fleetlearn_device.training.task_data import TaskData, TaskDataMaker
 from fleetlearn_device.training.train import (
     EVALUATION_BATCH,
@@ -212,6 +221,8 @@ class Trainer:
         self._noted: tuple[int, int] | None = None
         """The last (found, stated) numbers of examples of which the log has a line."""
         self._opened: tuple[Bundle, Runtime] | None = None
+        self._chosen: tuple[str, SubModel] | None = None
+        """A task's name, and the sub-model that it is for."""
 
     def train(self, task: Task, seconds: float) -> FinishedUpdate:
         """Train for at most ``seconds``, opening the bundle included.
@@ -516,9 +527,12 @@ class Trainer:
         algorithm = ALGORITHMS[task.algorithm]
         names = (*algorithm.tied, *residual_of(asked))
         with self._bundle_rechecked(task.bundle):
-            vectors = {reference.name: self._read_vector(reference) for reference in task.vectors}
+            sub = self._sub_model(task)
+            vectors = {
+                reference.name: self._read_vector(reference, sub) for reference in task.vectors
+            }
             model = vectors.pop(MODEL)
-            bundle, runtime = self._open(task, model)
+            bundle, runtime = self._open(task, model, sub)
             size = bundle.manifest.size
             check_step(task.algorithm, bundle.manifest)  # before tied vectors are deleted
             check_parts(asked, bundle.manifest)
@@ -532,8 +546,8 @@ class Trainer:
                 4 * own_size,
                 unmasked_bytes,
             )
-            whole = self.task_data(bundle)
-            if found is not None and found.rows not in (None, whole.rows):
+            whole = self.task_data(bundle) if sub is None else sub.data
+            if found is not None and sub is None and found.rows not in (None, whole.rows):
                 # Records that came since are for later tasks.
                 earlier = self.task_data(bundle, found.rows)
                 if self._is_of(found, earlier.training):
@@ -553,8 +567,48 @@ class Trainer:
             check_whole(task, complete=outcome.result.complete)
             if self.own_model is not None:
                 own = runtime.local if outcome.personal is None else outcome.personal[:size]
-                write_own_model(self.own_model, bundle, own)
-        return self._finished(task, outcome, tied, bundle.manifest, data, task.bundle)
+                self._write_own_model(self.own_model, task, bundle, own, sub)
+        return self._finished(task, outcome, tied, bundle.manifest, data, task.bundle, sub)
+
+    def _write_own_model(
+        self, path: Path, task: Task, bundle: Bundle, own: Vector, sub: SubModel | None
+    ) -> None:
+        if sub is not None:  # the whole model was fetched for this
+            own = sub.whole(self._read_vector(task.vector(MODEL)), own)
+            bundle = open_bundle(bundle.path, files=())
+        write_own_model(path, bundle, own)
+
+    def choose_rows(self, task: Task) -> None:
+        """Find out which rows of the bundle's tables the data name, where the task is for a
+        sub-model and its manifest is here. Call it in the training's thread. Raises DataError."""
+        self._chosen = None
+        if ROWS not in task.parts or task.bundle is None:
+            return
+        path = self._contents.bundle_path(task.bundle)
+        if (path / MANIFEST).exists():
+            bundle = open_bundle(path, files=())
+            self._chosen = task.task, find_sub_model(bundle.manifest, self.task_data(bundle))
+
+    def pieces(self, manifest: Manifest, vector: VectorReference) -> ContentSelection | None:
+        """Return the pieces of a vector of the task that the device needs; None: all of it."""
+        if self._chosen is None or self.needs_infer or manifest.sparse is UNSET:
+            return None
+        item = find_encoding(vector.encoding).block_bytes
+        sub = self._chosen[1]
+        if len(sub.rows) > MOST_ROWS or len(sub.layout.segments) > MAX_PIECES:
+            return None
+        selection = selection_of(sub.layout, sub.rows, item)
+        fits = selected_bytes(selection) <= min(vector.size, MAX_SELECTED_BYTES)
+        return selection if fits else None
+
+    def _sub_model(self, task: Task) -> SubModel | None:
+        """Return what of the model the task is for; None: all of it."""
+        if ROWS not in task.parts:
+            return None
+        if self._chosen is None or self._chosen[0] != task.task:
+            self.choose_rows(task)
+        assert self._chosen is not None
+        return self._chosen[1]
 
     def _finished(
         self,
@@ -564,6 +618,7 @@ class Trainer:
         manifest: Manifest,
         data: Data,
         kept_under: str,
+        sub: SubModel | None = None,
     ) -> FinishedUpdate:
         """Return what is saved of a task, its parts encoded as the task asks.
 
@@ -571,8 +626,11 @@ class Trainer:
         trained on. kept_under: the SHA-256 of the bundle that what is kept belongs to.
         """
         asked = trained_parts(task)
+        rows = {} if sub is None else {ROWS: rows_to_bytes(sub.rows)}
         encodings = {name: find_encoding(encoding) for name, encoding in asked.items()}
+        asked.pop(ROWS, None)
         sent = encode_parts(asked, outcome.parts, task.seed, tied, task.clip, task.local_noise)
+        sent_parts = {name: (rows | sent.contents)[name] for name in encodings}
         hyper = check_hyper(of_step(task.algorithm, task.hyper), manifest.hyper)
         own_tied = tied_as_sent(task, asked, hyper, outcome, sent.contents, manifest)
         result, keeps_tied = outcome.result, bool(ALGORITHMS[task.algorithm].tied)
@@ -583,7 +641,7 @@ class Trainer:
             task=task.task,
             round=task.round,
             parts=tuple(
-                encodings[name].part(name, content) for name, content in sent.contents.items()
+                encodings[name].part(name, content) for name, content in sent_parts.items()
             ),
             examples=result.examples,
             steps=result.steps,
@@ -600,7 +658,7 @@ class Trainer:
         self.own_report = report
         if _withholds(task):
             report = withheld(report, task)
-        contents, later = tuple(sent.contents.values()), None
+        contents, later = tuple(sent_parts.values()), None
         if task.secure is not None:
             report, contents, later = self._masked(task, report, contents[0], result.examples)
         encode(report)  # raises here what the coordinator would refuse
@@ -642,6 +700,8 @@ class Trainer:
         parameters; infinity where it is not finite, None where nothing is held out."""
         if held_out is None:
             return None
+        if model.size != bundle.manifest.size and self._chosen is not None:
+            model = self._chosen[1].of(model)
         load_model(runtime, bundle, model, self._kept_state(bundle))
         try:
             found = evaluate_data(runtime, held_out, should_stop=self.halt.is_set)
@@ -649,17 +709,22 @@ class Trainer:
             return inf
         return found.loss_sum / found.examples
 
-    def _read_vector(self, reference: VectorReference) -> Vector:
-        """Raises ProtocolError on a vector that is not finite, StoppedError."""
+    def _read_vector(self, reference: VectorReference, sub: SubModel | None = None) -> Vector:
+        """Return a vector, or the sub-model's part of it. Raises ProtocolError on a vector that is
+        not finite, StoppedError."""
+        pieces: bytes | bytearray | None = None
         try:
-            content = self._contents.vector(reference.sha256)
+            if sub is not None:
+                pieces = self._contents.selected_vector(reference.sha256)
+            content = self._contents.vector(reference.sha256) if pieces is None else pieces
         except FileNotFoundError:
             if self.halt.is_set():  # the task was cancelled, and the next one's model replaced its
                 raise StoppedError("the task was cancelled before training began") from None
             raise
         encoding = find_encoding(reference.encoding)
         encoding.check(content)
-        return encoding.decode(content)
+        vector = encoding.decode(content)
+        return vector if sub is None or pieces is not None else sub.of(vector)
 
     def _kept_state(self, bundle: Bundle) -> Vector | None:
         return self._kept_states.load(bundle.sha256, kept_state_size(bundle.manifest))
@@ -675,26 +740,36 @@ class Trainer:
             self._contents.recheck_bundle(sha256)
             raise
 
-    def _open(self, task: Task | Question, model: Vector) -> tuple[Bundle, Runtime]:
-        """Return the task's bundle and its runtime: the open one, if it is of the same bundle."""
-        if self._opened is None or self._opened[0].sha256 != task.bundle:
-            self._opened = None  # two models at a time may be more than the memory holds
-            assert task.bundle is not None
-            path = self._contents.bundle_path(task.bundle)
-            bundle = open_bundle(path, files=())
-            self._open_features(bundle)
-            self._limit_memory(task, bundle)
-            runtime = open_runtime(
-                path,
-                self.kind,
-                self._threads,
-                provider=self._provider,
-                model=model,
-                from_features=self.features is not None,
-            )
-            self._opened = bundle, runtime
-        else:
-            self._limit_memory(task, self._opened[0])
+    def _open(
+        self, task: Task | Question, model: Vector, sub: SubModel | None = None
+    ) -> tuple[Bundle, Runtime]:
+        """Return the task's bundle and its runtime: the open one, if it is of the same bundle, and
+        of a model as large. Of a sub-model the bundle has the sub-model's manifest."""
+        opened = self._opened
+        if (
+            opened is not None
+            and opened[0].sha256 == task.bundle
+            and opened[0].manifest.size == model.size
+        ):
+            self._limit_memory(task, opened[0])
+            return opened
+        self._opened = None  # two models at a time may be more than the memory holds
+        assert task.bundle is not None
+        path = self._contents.bundle_path(task.bundle)
+        bundle = open_bundle(path, files=() if sub is None else (TRAIN, EVAL))
+        if sub is not None:
+            bundle = bundle._replace(manifest=sub.manifest)
+        self._open_features(bundle)
+        self._limit_memory(task, bundle)
+        runtime = open_runtime(
+            path if sub is None else bundle,
+            self.kind,
+            self._threads,
+            provider=self._provider,
+            model=model,
+            from_features=self.features is not None,
+        )
+        self._opened = bundle, runtime
         return self._opened
 
     def check_fits(self, task: Task | Question) -> None:
@@ -708,6 +783,8 @@ class Trainer:
             return
         opened = self._opened is not None and self._opened[0].sha256 == task.bundle
         elements = max((vector.size // 4 for vector in task.vectors), default=0)
+        if isinstance(task, Task) and ROWS in task.parts:
+            elements = 0  # how many rows the data name is known once the bundle is here
         # How many sums a bundle has is known once it is here.
         beside = 0 if task_computes(task) else masked_memory(task, elements)
         self._ceiling.check_task(task.bundle, _batch_size(task), 0 if opened else elements, beside)

@@ -1,4 +1,5 @@
-"""Sums: int64, little-endian. They are no floats: nobody encodes or decodes them as such."""
+"""Whole numbers, little-endian: sums as int64, numbers of rows as uint32. They are no floats:
+nobody encodes or decodes them as such."""
 
 from __future__ import annotations
 
@@ -53,3 +54,51 @@ def _check(content: Bytes, elements: int) -> float:
 
 INT64 = Format(size=lambda elements: 8 * elements, encode=_encode, decode=_decode, check=_check)
 """8 bytes to a number."""
+
+
+_ROW = np.dtype("<u4")
+
+
+def rows_to_bytes(rows: NDArray[np.int64]) -> memoryview:
+    """Return the bytes that numbers of rows, ascending, shape (n,), travel as: 4 for each."""
+    return np.ascontiguousarray(rows, _ROW).data.cast("B")
+
+
+def rows_from_bytes(content: Buffer) -> NDArray[np.int64]:
+    """Return the numbers of rows of these bytes, int64. Raises ProtocolError (wrong-length; bad-
+    encoding: they do not ascend)."""
+    size = memoryview(content).nbytes
+    if size % _ROW.itemsize:
+        text = f"{size} bytes of numbers of rows were given; each takes {_ROW.itemsize}"
+        raise ProtocolError(Code.WRONG_LENGTH, text)
+    rows = np.frombuffer(content, _ROW).astype(np.int64)
+    if (rows[1:] <= rows[:-1]).any():
+        place = int((rows[1:] <= rows[:-1]).argmax())
+        raise ProtocolError(
+            Code.BAD_ENCODING,
+            f"row {rows[place + 1]} comes after row {rows[place]}; numbers of rows must ascend",
+        )
+    return rows
+
+
+def _encode_rows(rows: Vector, fractions: Fractions) -> Bytes:
+    raise ProtocolError(
+        Code.BAD_ENCODING, "floats were given for the encoding uint32; it takes numbers of rows"
+    )
+
+
+def _decode_rows(content: Bytes, elements: int) -> Vector:
+    raise ProtocolError(Code.BAD_ENCODING, "numbers of rows were given; floats were expected")
+
+
+def _check_rows(content: Bytes, elements: int) -> float:
+    return float(content.reshape(-1).view(_ROW).max(initial=0))
+
+
+UINT32 = Format(
+    size=lambda elements: 4 * elements,
+    encode=_encode_rows,
+    decode=_decode_rows,
+    check=_check_rows,
+)
+"""4 bytes to a number."""

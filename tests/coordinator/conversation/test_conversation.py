@@ -39,16 +39,19 @@ from fleetlearn_protocol.exchanges import content_of, fields_of
 from fleetlearn_protocol.frames import CHUNK_BYTES, pack_chunk
 from fleetlearn_protocol.messages import (
     MAX_REFUSALS,
+    MAX_SELECTED_BYTES,
     Accepted,
     Cancel,
     CheckIn,
     ComeBack,
+    ContentSelection,
     Evaluation,
     Failed,
     Fetch,
     Grant,
     Heartbeat,
     Held,
+    Piece,
     Question,
     Refused,
     Reply,
@@ -514,6 +517,39 @@ def test_a_part_of_a_content_ends_within_it(end: int, kept: int) -> None:
     ((a, _),) = begun(Room(), "a")
     a.conversation.received(encode(Fetch(MODEL, 4, end, http=True)), 0.0)
     assert a.did() == [StartDownload(MODEL, 4, 4 * SIZE, kept, http=True)]
+
+
+def test_pieces_of_a_content_are_sent_as_one_of_their_own() -> None:
+    """Offsets and sizes are the pieces'; they do not come by HTTP."""
+    ((a, _),) = begun(Room(), "a")
+    selection = ContentSelection((Piece(0, 4), Piece(4, 4, True)), (1, 0))
+    a.conversation.received(encode(Fetch(MODEL, 4, http=True, selection=selection)), 0.0)
+    assert a.did() == [StartDownload(MODEL, 4, 12, None, False, selection)]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "offset", "code"),
+    [
+        (ContentSelection((Piece(4, 4), Piece(0, 4)), ()), 0, Code.BAD_MESSAGE),
+        (ContentSelection((Piece(0, 4, True),), (SIZE,)), 0, Code.BAD_MESSAGE),
+        (ContentSelection((Piece(0, 4),), ()), 5, Code.WRONG_OFFSET),
+    ],
+    ids=["not in order", "beyond the end", "an offset beyond the pieces"],
+)
+def test_pieces_that_are_refused(pieces: ContentSelection, offset: int, code: Code) -> None:
+    ((a, _),) = begun(Room(), "a")
+    (refused,) = a.say(Fetch(MODEL, offset, selection=pieces))
+    assert isinstance(refused, Refused)
+    assert (refused.code, refused.sha256) == (code, MODEL)
+
+
+def test_too_many_bytes_of_pieces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ((a, _),) = begun(Room(), "a")
+    monkeypatch.setattr(a.conversation.port, "find", lambda sha256, offset: 2**30)
+    large = ContentSelection((Piece(0, MAX_SELECTED_BYTES + 1),), ())
+    (refused,) = a.say(Fetch(MODEL, selection=large))
+    assert isinstance(refused, Refused)
+    assert refused.code is Code.TOO_LARGE
 
 
 def test_bytes_that_came_by_http_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ from fleetlearn_protocol.encodings import FLOAT32, Encoding
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk, pack_chunks
 from fleetlearn_protocol.manifest import MANIFEST
+from fleetlearn_protocol.messages import ContentSelection
+from fleetlearn_protocol.sparse_rows import select_bytes, stretches
 from websockets.frames import Frame, Opcode
 
 from fleetlearn_coordinator.storage.blobs import StoredBytes
@@ -35,6 +37,10 @@ class FramedContent:
     def read(self, begin: int, size: int) -> Buffer:
         """Return ``size`` bytes from ``begin`` on, or fewer where the content ends."""
         return self._content[begin : begin + size]
+
+    def select(self, selection: ContentSelection) -> bytes:
+        """Return the bytes of these pieces, which ``check_selection`` lets pass."""
+        return select_bytes(self._content, selection)
 
     def frames(self, offset: int, end: int | None = None) -> Iterator[bytes]:
         """Yield the content from ``offset`` on as WebSocket frames, ready for the wire. ``end``:
@@ -79,6 +85,11 @@ class StoredContent:
         for place in range(offset, end, CHUNK_BYTES):
             payload = self.read(place, min(CHUNK_BYTES, end - place))
             yield wire(pack_chunk(self.transfer, place, payload))
+
+    def select(self, selection: ContentSelection) -> bytes:
+        """Return the bytes of these pieces, which ``check_selection`` lets pass. Raises OSError if
+        the file has become shorter."""
+        return b"".join(self.read(begin, size) for begin, size in stretches(selection))
 
     def read(self, begin: int, size: int) -> Buffer:
         """Return ``size`` bytes from ``begin`` on, or fewer where the content ends. Raises OSError

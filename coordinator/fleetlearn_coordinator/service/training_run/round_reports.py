@@ -10,7 +10,8 @@ from functools import partial
 from math import inf
 
 from fleetlearn_protocol.encodings import find_encoding
-from fleetlearn_protocol.messages import BUFFERS, UPDATE, Report
+from fleetlearn_protocol.messages import BUFFERS, ROW_ELEMENTS, ROWS, UPDATE, Report
+from fleetlearn_protocol.sparse_rows import elements_in
 
 from fleetlearn_coordinator.aggregation.model_state import ModelState
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
@@ -294,10 +295,11 @@ class RoundReports:
         self._check_parts(row.report, own)
         content = memoryview(self._store.take_back_update(row, early=early))
         begin, largest = 0, {}
+        elements_of = elements_in(row.report, own.__getitem__)
         for part in row.report.parts:
             encoding = find_encoding(part.encoding)
             # What has no blocks says by its bytes how many there are: sums may be fewer.
-            elements = encoding.elements(own[part.name]) if encoding.block > 1 else None
+            elements = encoding.elements(elements_of(part.name)) if encoding.block > 1 else None
             largest[part.name] = encoding.check(content[begin : begin + part.size], elements)
             begin += part.size
         columns = self._columns(
@@ -324,7 +326,9 @@ class RoundReports:
         """Raise ValueError if an earlier version accepted the report, and it lacks a part that is
         needed now."""
         given = [part.name for part in report.parts]
-        if {*given} != needed.keys():
+        # Devices that cannot train sub-models send whole updates.
+        of_rows = {ROWS, ROW_ELEMENTS} if ROWS in needed else set[str]()
+        if {*given} - of_rows != needed.keys() - of_rows:
             raise ValueError(
                 f"the report of task {report.task} has the parts {', '.join(given)}; this version "
                 f"needs {', '.join(needed)}. It was accepted by an earlier version of "
@@ -336,6 +340,7 @@ def _elements_of(member: RunMember) -> dict[str, int]:
     """Return the elements of each part of the reports of a member's tasks."""
     rules, manifest = member.rules, member.bundle.manifest
     parts = [*rules.aggregators, *((BUFFERS,) if rules.buffers else ())]
+    parts += [ROWS, ROW_ELEMENTS] if rules.has_rows else []
     return {part: manifest.elements_of(part) for part in parts}
 
 

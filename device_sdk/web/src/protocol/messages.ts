@@ -97,6 +97,9 @@ const secureTask = object({
   shares: optional(record(identifier, bytes82, MOST_NEIGHBOURS), {}),
   reports: optional(nullable(integer(2, MOST_REPORTS)), null),
 });
+const piece = object({ begin: offset, size: vectorSize, chosen: optional(flag, false) });
+/** Pieces of a content, and rows of tables among them. This SDK asks for whole contents. */
+const selection = object({ pieces: list(piece, 512, 1), rows: list(integer(0, 2 ** 31), 8192) });
 const part = object({ name: identifier, encoding: identifier, size: vectorSize, crc32: integer(0, 2 ** 32 - 1) });
 export const evaluation = object({ examples, loss_sum: number(), metric_sums: optional(numbers, {}) });
 
@@ -160,6 +163,7 @@ const FROM_DEVICE = {
     offset: optional(offset, 0),
     end: optional(nullable(offset), null),
     http: optional(flag, false),
+    selection: optional(nullable(selection), null),
   }),
   finished: object({ type: literal("finished"), task: identifier }),
   report: object({
@@ -256,6 +260,7 @@ const FROM_COORDINATOR = {
     offset,
     end: optional(nullable(offset), null),
     url: optional(nullable(url), null),
+    selected: optional(nullable(digest), null),
   }),
   weighing: object({ type: literal("weighing"), task: identifier, factor: number(0, 1) }),
   grant: object({ type: literal("grant"), task: identifier, transfer, offset }),
