@@ -9,6 +9,11 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model, read_status
 from fleetlearn_protocol import open_bundle
+from fleetlearn_simulator import Options, simulate
+from fleetlearn_simulator.fleet.device_names import name_of
+from fleetlearn_simulator.results.run_folder import ROUNDS as ROWS_OF_ROUNDS
+from fleetlearn_simulator.results.run_folder import read_rows
+from fleetlearn_simulator.scenario.scenario import Scenario
 from peers import plan_text
 from processes import Processes, free_port, processes, service_file
 from sparse_fleet import FILMS, WIDTH, ratings_bundle, ratings_files, ratings_of
@@ -54,7 +59,7 @@ def train(
     plan.write_text(plan_text(bundle, data_dir, **(ROUNDS | settings)))
     service_file(plan, port)
     url = f"ws://127.0.0.1:{port}"
-    names = [f"device-{number}" for number in range(4)]
+    names = [name_of(number) for number in range(4)]
     for name, file in zip(names[1:], files[1:], strict=True):
         run.device(name, url, file)
     if device_crash is None:
@@ -153,3 +158,47 @@ def test_a_device_killed_changes_nothing(
     run: Processes, bundle: Path, files: list[Path], undisturbed: np.ndarray, point: str
 ) -> None:
     assert np.array_equal(train(run, bundle, files, device_crash=point), undisturbed)
+
+
+FILES = """
+from pathlib import Path
+import numpy as np
+
+def make(device, seed):
+    with np.load(FOLDER / f"ratings-{device}.npz") as file:
+        return {name: file[name] for name in file.files}
+"""
+SCENARIO = """
+name = "rows"
+plan = "plan.toml"
+population = { size = 4, connected = 4 }
+data = { kind = "function", function = "ratings:make" }
+compute = { step_seconds = 1.0 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "up", "down"),
+    [
+        ("touched", "int8", "float16"),
+        pytest.param("all", "float32", "delta", marks=pytest.mark.slow),
+    ],
+)
+def test_the_simulator_makes_the_same_model_and_counts_the_same_bytes(
+    run: Processes, bundle: Path, files: list[Path], rows: str, up: str, down: str
+) -> None:
+    settings = {"aggregation__rows": rows, "encoding__up": up, "encoding__down": down}
+    model = train(run, bundle, files, **settings)
+    folder = repr(str(files[0].parent))
+    text = FILES.replace("FOLDER", f"Path({folder})")
+    (run.folder / "ratings.py").write_text(text)
+    (run.folder / "scenario.toml").write_text(SCENARIO)
+    scenario = Scenario.load(run.folder / "scenario.toml")
+    outcome = simulate(scenario, run.folder / "sim", Options(backend="bundle", workers=1))
+    assert outcome is not None
+    assert np.array_equal(outcome.model, model)
+    real = read_status(run.folder / "run").rounds[-1].summary
+    simulated = read_rows(outcome.folder, ROWS_OF_ROUNDS)[-1]["bytes"]
+    headers = 4 * 16
+    assert real["bytes_up"] == simulated["up"] + 2 * headers
+    assert 0 < real["bytes_down"] - simulated["down"] <= headers + 16

@@ -78,6 +78,13 @@ class ArrayUpdate:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SelectedRows(ArrayUpdate):
+    """The update of a sub-model in memory: ``RowsUpdate``. ``vector`` has the selected elements."""
+
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MaskedArray:
     """A masked update in memory."""
 

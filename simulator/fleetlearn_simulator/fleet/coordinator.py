@@ -40,6 +40,7 @@ from fleetlearn_simulator.fleet import selection
 from fleetlearn_simulator.fleet.device_names import name_of
 from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices, rows_of
 from fleetlearn_simulator.fleet.masked_reports import masked_reports
+from fleetlearn_simulator.fleet.named_rows import NamedRows
 from fleetlearn_simulator.fleet.round_costs import RoundCosts
 from fleetlearn_simulator.fleet.round_training import RoundTraining
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
@@ -160,6 +161,8 @@ class SimulatedCoordinator:
             for name in (() if algorithm is None else algorithm.tied)
             if algorithm is not None and algorithm.per_update
         )
+        self.named: NamedRows | None = None
+        """Which rows of sparse tables devices send; None: they send whole updates."""
         self.training = RoundTraining(
             backend,
             scenario.seed,
@@ -245,6 +248,9 @@ class SimulatedCoordinator:
         if reports.region is not None:
             self.in_region.update(dict.fromkeys(tasks.task[rows], reports.region))
         parts = parts_to_add(reports, self._files[reports.member])
+        updates = reports.parts.get(UPDATE)
+        if self.named is not None and isinstance(updates, np.ndarray):
+            parts[UPDATE] = self.named.updates(updates, tasks.device[rows])
         reports = replace(reports, parts=parts)
         self.round.add(reports)
         self.distillation.add(reports)

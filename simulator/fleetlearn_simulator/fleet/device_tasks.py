@@ -22,6 +22,7 @@ from fleetlearn_simulator.fleet.connections import Connections
 from fleetlearn_simulator.fleet.coordinator import SimulatedCoordinator
 from fleetlearn_simulator.fleet.device_names import device_of
 from fleetlearn_simulator.fleet.events import AcceptedLine, AssignedLine, Event, EventQueue
+from fleetlearn_simulator.fleet.named_rows import named_rows
 from fleetlearn_simulator.fleet.pairwise_circle import bytes_of_neighbours
 from fleetlearn_simulator.fleet.round_training import MOST_GATHERED
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
@@ -107,7 +108,9 @@ class DeviceTasks:
             UploadQueue(service.uploads) if limited else None
         )
         self.bytes = [task_bytes(scenario.plan, bundle.manifest) for bundle in bundles]
-        """Of tasks, for each of the run's bundles."""
+        """Of tasks, for each of the run's bundles; with whole tables."""
+        self.named = named_rows(scenario.plan, bundles[0].manifest, source)
+        coordinator.named = coordinator.training.named = self.named
 
     def bytes_of(self, devices: Sequence[int]) -> TaskBytes:
         """Return the bytes of a task of each device, one after the other, (n,)."""
@@ -115,7 +118,10 @@ class DeviceTasks:
         numbers = np.zeros(len(devices), np.int64)
         if numbers_of is not None:
             numbers = np.array(numbers_of(devices), np.int64)
-        return TaskBytes(*(np.array(column)[numbers] for column in zip(*self.bytes, strict=True)))
+        found = TaskBytes(*(np.array(column)[numbers] for column in zip(*self.bytes, strict=True)))
+        if self.named is None:
+            return found
+        return found._replace(down=self.named.down(devices), up=self.named.up(devices))
 
     def begin_round(self) -> None:
         """Forget the transfers of the round before, unless its tasks go on."""
@@ -305,7 +311,7 @@ class DeviceTasks:
                 training.put_back(
                     tasks.task[row + 1 : last], found.select(range(good + 1, len(found)))
                 )
-                coordinator.costs.up += self.bytes[self._bundle_of(tasks.device[row])].up
+                coordinator.costs.up += int(self.bytes_of([tasks.device[row]]).up[0])
                 self.lose(tasks.device[row], refused)
                 commands = coordinator.engine.end(
                     tasks.name[row], tasks.task[row], refused, self.events.now
@@ -347,7 +353,10 @@ class DeviceTasks:
             times = [max(self.events.now, time) for time in times]
         self.events.now = times[-1]
         coordinator, devices, ids = self.coordinator, tasks.device[rows], tasks.task[rows]
-        coordinator.costs.up += len(times) * self.bytes[self._bundle_of(devices[0])].up
+        if self.named is None:
+            coordinator.costs.up += len(times) * self.bytes[self._bundle_of(devices[0])].up
+        else:
+            coordinator.costs.up += int(self.named.up(devices).sum())
         coordinator.accept(tasks, rows, reports, times)
         if coordinator.kept is not None:
             coordinator.kept.accepted(devices, found)

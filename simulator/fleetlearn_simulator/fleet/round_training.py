@@ -19,8 +19,15 @@ from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.fleet.kept_by_devices import KeptByDevices, rows_of
+from fleetlearn_simulator.fleet.named_rows import NamedRows
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
-from fleetlearn_simulator.fleet.sent_updates import NOT_TIED, DeviceNoise, TiedToUpdate, as_sent
+from fleetlearn_simulator.fleet.sent_updates import (
+    NOT_TIED,
+    DeviceNoise,
+    TiedToUpdate,
+    as_sent,
+    rows_as_sent,
+)
 from fleetlearn_simulator.fleet.spoilt_updates import as_spoilt
 from fleetlearn_simulator.training.backend import Backend, RoundInputs, jobs_from_columns
 from fleetlearn_simulator.training.trained_devices import (
@@ -78,6 +85,8 @@ class RoundTraining:
         self.replace: Callable[[Sequence[int], TrainedDevices], None] | None = None
         """Changes the results of these devices in place, before they are clipped and encoded: what
         an audit lets devices send. None: they send what they trained."""
+        self.named: NamedRows | None = None
+        """Which rows of sparse tables devices send; None: they send whole updates."""
         self.given: dict[int, GivenInRound] = {}
         """Round -> what its tasks train from, of the newest round and of others that are still
         needed."""
@@ -202,9 +211,12 @@ class RoundTraining:
             if self.replace is not None:
                 reader = partial(_read_and_replace, self.replace, reader, chosen)
             residuals = None if self.kept is None else self.kept.residuals
-            reader = as_sent(
-                self.encoding, residuals, reader, chosen, self._tied_to, clip, self._noise
-            )
+            if self.named is not None:
+                reader = rows_as_sent(self.encoding, self.named, reader, chosen)
+            else:
+                reader = as_sent(
+                    self.encoding, residuals, reader, chosen, self._tied_to, clip, self._noise
+                )
             self.begun.update(zip(chosen.task, zip(repeat(reader), count()), strict=False))
 
     def results_for(self, tasks: Sequence[str]) -> TrainedDevices:

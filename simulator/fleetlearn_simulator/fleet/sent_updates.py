@@ -12,11 +12,13 @@ from fleetlearn_device.training.local_noise import add_noise
 from fleetlearn_device.training.sent_parts import encode_parts
 from fleetlearn_device.training.train import DivergedError
 from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, SLAB, Encoding
+from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.messages import UPDATE
 from fleetlearn_protocol.vector import Vector, scatter
 
 from fleetlearn_simulator.fleet.clipped_updates import CLIPPED, clip_rows
 from fleetlearn_simulator.fleet.device_rows import DeviceRows
+from fleetlearn_simulator.fleet.named_rows import NamedRows
 from fleetlearn_simulator.fleet.running_tasks import RunningTasks
 from fleetlearn_simulator.keyed_random import secret_bytes
 from fleetlearn_simulator.training.kept_rows import NO_ROW
@@ -80,6 +82,36 @@ def as_sent(
     if noise is not None and clip is not None:
         return partial(_read_noisy, encoding, reader, tasks, clip, noise)
     return partial(_read, encoding, residuals, rows, reader, tasks, tied_to, clip)
+
+
+def rows_as_sent(
+    encoding: Encoding, named: NamedRows, reader: ResultReader, tasks: RunningTasks
+) -> ResultReader:
+    """The same where devices send the rows of sparse tables that their data name."""
+    return reader if encoding == FLOAT32 else partial(_read_rows, encoding, named, reader, tasks)
+
+
+def _read_rows(
+    encoding: Encoding,
+    named: NamedRows,
+    reader: ResultReader,
+    tasks: RunningTasks,
+    indices: Sequence[int],
+) -> TrainedDevices:
+    found = reader(indices)
+    for row, index in enumerate(indices[: len(found)]):
+        if found.diverged[row]:
+            continue
+        try:
+            update = named.encoded(
+                encoding, found.updates[row], tasks.device[index], tasks.seed[index]
+            )
+        except ProtocolError:  # the encoding cannot hold it
+            found.diverged[row] = True
+            continue
+        found.updates[row] = update
+        found.largest[row] = np.abs(update).max(initial=0.0)
+    return found
 
 
 def _read_noisy(
