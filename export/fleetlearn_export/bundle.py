@@ -108,7 +108,9 @@ def export_bundle(
             next.
         kept: Names in ``state`` whose values outlive a task: the device's next task begins with
             them.
-        many: Adds train_many.onnx, several steps of a block of devices in one call, for simulating.
+        many: Adds train_many.onnx, several steps of a block of devices in one call, for simulating:
+            ``TrainMany(devices, steps)``, with ``lr_by_step=True`` for plans with
+            [local.step_schedule].
         memory: What a device's process may take at the peak of a step with ``batch`` examples, such
             as ``"200 MiB"``. The step then takes the batch in micro-batches, or its backward pass
             computes results of the forward pass again, as little as the budget allows.

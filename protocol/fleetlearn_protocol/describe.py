@@ -115,6 +115,7 @@ def tables() -> dict[str, str]:
                 messages.SharedModel,
                 messages.PrivacyNote,
                 messages.SecureTask,
+                messages.StepSchedule,
                 messages.Part,
                 messages.Evaluation,
             )

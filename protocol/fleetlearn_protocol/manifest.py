@@ -217,7 +217,8 @@ class TrainMany(msgspec.Struct, frozen=True):
     Parameters, state and ``seed`` have a leading axis of ``devices``; batch arrays are (devices,
     steps, n, ...). References and hyper-parameters are as in train.onnx, one for all devices,
     except ``previous`` and ``correction``, which have the axis too. ``steps`` (int64, shape
-    (devices,)) says how many steps each device does; the steps after these change nothing. Outputs
+    (devices,)) says how many steps each device does; the steps after these change nothing.
+    ``hyper.lr`` may be (devices, steps). Outputs
     ``next.param.NAME`` and ``next.state.NAME`` have the axis; ``loss`` and ``metric.NAME`` are
     (devices, steps), 0 for steps that were not done.
     """
@@ -228,6 +229,9 @@ class TrainMany(msgspec.Struct, frozen=True):
     """Most steps in a call."""
     batch: Annotated[int, Meta(ge=1, le=2**20)] | None = None
     """Examples in each step; None: any number, in a call the same for all."""
+    lr_by_step: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether ``hyper.lr`` is (devices, steps), a value for each step of each device. Absent: it is
+    not."""
 
 
 class Cut(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from msgspec import Meta
 from fleetlearn_protocol.errors import MAX_TEXT, Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """The newest version of the protocol that both sides speak (section 10)."""
 OLDEST_PROTOCOL_VERSION = 1
 """The oldest version that they speak too."""
@@ -232,6 +232,29 @@ class SecureTask(msgspec.Struct, frozen=True):
     reports: Annotated[int, Meta(ge=2, le=MOST_REPORTS)] | None = None
     """Of a computation: the most reports that a round has. No sum of the device may be further from
     0 than 2^62 divided by this. null: the task trains."""
+
+
+class StepSchedule(msgspec.Struct, frozen=True):
+    """By what each step of a task multiplies the learning rate (section 4, "Learning rate by
+    step")."""
+
+    kind: Literal["constant", "step", "exponential", "linear", "cosine", "one-cycle"]
+    """What the factor does after the warm-up."""
+    warm_up: Count = 0
+    """Steps in which the factor rises from `start` to 1."""
+    start: Share = 1.0
+    """The factor of the warm-up's first step."""
+    every: Annotated[int, Meta(ge=1, le=MAX_EXACT)] = 1
+    """step: how many steps have the same factor."""
+    factor: Share = 1.0
+    """step, exponential: what is multiplied with again."""
+    steps: Annotated[int, Meta(ge=1, le=MAX_EXACT)] | None = None
+    """linear, cosine, one-cycle: steps from the end of the warm-up until the factor is `least`.
+    null: as many as the task has after its warm-up."""
+    least: Share = 1e-4
+    """No factor after the warm-up is smaller."""
+    first: Count = 0
+    """The number of the task's first step."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -549,6 +572,9 @@ class Task(Message, frozen=True, tag="task"):
     """What the coordinator says of the run's privacy. null: the run promises none."""
     secure: SecureTask | None = None
     """How the update is masked. null: it is not."""
+    schedule: StepSchedule | None = None
+    """How the learning rate `lr` of `hyper` changes from step to step. null: it does not. It comes
+    only to devices that speak version 3 of the protocol or a newer one."""
 
     def vector(self, name: str) -> VectorReference:
         """Return the vector of this name. Raises KeyError."""

@@ -4,6 +4,7 @@
 |---|---|---|
 | 1 | fleetlearn 0.1 | |
 | 2 | fleetlearn 0.2 | the values of a model's buffers travel as the part ``buffers`` |
+| 3 | fleetlearn 0.3 | the learning rate may change from step to step within a task |
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from fleetlearn_protocol.messages import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSI
 
 SEPARATE_BUFFERS = 2
 """The first version whose devices train models with buffers (BatchNorm's statistics)."""
+STEP_SCHEDULES = 3
+"""The first version whose devices know a task's `schedule`."""
 
 
 def agreed_version(

@@ -18,6 +18,7 @@ from fleetlearn_protocol.frames import CHUNK_BYTES
 from fleetlearn_protocol.vector import checksum, digest
 from make_computations import computations
 from make_encodings import encodings
+from make_learning_rates import learning_rates
 from make_manifest import manifest
 from make_messages import messages
 from make_peers import peers
@@ -182,6 +183,7 @@ def main(folder: Path) -> None:
         peers,
         computations,
         vertical,
+        learning_rates,
     ):
         (folder / f"{make.__name__}.json").write_text(lines(make()), encoding="ascii")
 

@@ -37,7 +37,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         models=(A, B),
         trusts=(KEY,),
         challenge="5eed" * 16,
-        newest_protocol=2,
+        newest_protocol=3,
         error="onnxruntime is not installed",
         wants="model",
         privacy=("clip", "local-noise", "secure"),
@@ -116,6 +116,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
             noise=1.5,
             reports=30,
         ),
+        schedule=m.StepSchedule("cosine", 10, 0.25, 3, 0.5, 200, 0.001, 400),
     ),
     "question": m.Question(
         task="t-e2-7",

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fleetlearn_protocol.encodings import masked_encoding
 from fleetlearn_protocol.formats.masked import words_to_bytes
-from fleetlearn_protocol.messages import SecureTask, Task, VectorReference
+from fleetlearn_protocol.messages import SecureTask, StepSchedule, Task, VectorReference
 from fleetlearn_protocol.secure.about import (
     MaskedUpdate,
     MaskTerms,
@@ -184,6 +184,7 @@ def _trainings(task: Task) -> list[dict[str, Any]]:
         parts={"update": "masked24"},
         secure=SecureTask("helper", 3, 12, helper=task.secure.helper),
     )
+    scheduled = msgspec.structs.replace(plain, schedule=StepSchedule("cosine", 10, 0.25))
     return [
         {
             "name": name,
@@ -197,6 +198,7 @@ def _trainings(task: Task) -> list[dict[str, Any]]:
             ("every field", task),
             ("as few fields as can be", plain),
             ("12 bits", short),
+            ("a schedule", scheduled),
         )
     ]
 

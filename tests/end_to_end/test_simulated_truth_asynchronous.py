@@ -68,6 +68,8 @@ WEIGHED: dict[str, dict[str, Any]] = {
 """Their [aggregation]."""
 COSINE = {"kind": "cosine", "warm_up": 2, "start": 0.5}
 """Of the run whose learning rate changes. It begins with weights of a file, too."""
+BY_STEP = {"kind": "one-cycle", "warm_up": 4, "steps_per_round": 3}
+"""Of the same run: within each task too, whose first step is that of its version."""
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,11 @@ def test_server_and_simulator_make_the_same_model(
         plan__aggregation=WEIGHED.get(recipe, {}),
         plan__local__evaluate=True,
         **(
-            {"plan__local__schedule": COSINE, "plan__initial": str(weights)}
+            {
+                "plan__local__schedule": COSINE,
+                "plan__local__step_schedule": BY_STEP,
+                "plan__initial": str(weights),
+            }
             if recipe.endswith("scheduled")
             else {}
         ),
@@ -107,7 +113,7 @@ def test_server_and_simulator_make_the_same_model(
     bundle = open_bundle(plan.bundle)
     trainer = PerDevice(bundle, local_settings(plan, bundle), source_of(scenario, bundle))
 
-    rates = set[float]()
+    rates, firsts = set[float](), set[int | None]()
 
     async def do(
         coordinator: RunServer, peers: dict[int, Peer], tasks: dict[int, Task], device: int
@@ -118,9 +124,11 @@ def test_server_and_simulator_make_the_same_model(
             tasks[device] = await peer.task()
         task = tasks.pop(device)
         rates.add(task.hyper["lr"])
+        firsts.add(None if task.schedule is None else task.schedule.first)
         model = np.frombuffer(await peer.fetch(task.vectors[0].sha256), np.float32)
         trained = trainer.train(
-            RoundInputs(model, hyper=task.hyper), [Job(device, task.seed, None)]
+            RoundInputs(model, hyper=task.hyper, schedule=task.schedule),
+            [Job(device, task.seed, None)],
         )
         more = {
             "examples": int(trained.examples[0]),
@@ -159,6 +167,8 @@ def test_server_and_simulator_make_the_same_model(
     if recipe == "fedprox-adaptive":
         assert len({row["mu"]["used"] for row in real}) > 1
     assert len(rates) == (6 if recipe.endswith("scheduled") else 1)
+    scheduled = {0, 3, 6, 9, 12, 15} if recipe.endswith("scheduled") else {None}
+    assert firsts == scheduled
     if recipe in WEIGHED:
         assert sum(row["norm"]["clipped"] for row in real) >= 1
     assert [row["train"] for row in real] == [row["train"] for row in simulated.rounds]

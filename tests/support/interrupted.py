@@ -10,7 +10,7 @@ from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.trainer import FinishedUpdate
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.messages import CONTROL, MODEL, Task
+from fleetlearn_protocol.messages import CONTROL, MODEL, StepSchedule, Task
 from fleetlearn_protocol.vector import digest
 from line_bundle import line_data
 
@@ -66,6 +66,7 @@ def task_of(bundle: Bundle, algorithm: str, number: int, kept: str | None = None
         algorithm=algorithm,
         kept=kept,
         personal_epochs=1 if algorithm in ("ditto", "fedrep") else None,
+        schedule=StepSchedule("cosine", 2, 0.5),
     )
 
 

@@ -18,6 +18,11 @@ def _with_passes() -> str:
     )
 
 
+def _weighing(plan: PlanKeys) -> str:
+    """Return the key that weighs updates by a rule, with its value."""
+    return "normalise = true" if plan.aggregation.normalise else f"q = {plan.aggregation.q:g}"
+
+
 def _stale(plan: PlanKeys) -> str:
     """Return the key by which stale updates come."""
     carries = plan.round.late == "carry"
@@ -68,6 +73,17 @@ ALGORITHM_RULES = (
         lambda plan: (
             f"[local.schedule] with aggregation.q = {plan.aggregation.q:g}: q-FedAvg takes 1 / lr "
             "for a constant of the loss, in each round the same. It takes a fixed local.lr"
+        ),
+    ),
+    PlanRule(
+        lambda plan: plan.local.step_schedule is not None and plan.aggregation.has_rule,
+        lambda plan: (
+            f"[local.step_schedule] with aggregation.{_weighing(plan)}: it is worked out from the "
+            "learning rate of a device's steps, all the same. It takes a fixed local.lr, or "
+            "[local.schedule], which changes it by rounds"
+            if plan.aggregation.normalise
+            else f"[local.step_schedule] with aggregation.{_weighing(plan)}: q-FedAvg takes 1 / lr "
+            "for a constant of the loss, at each step the same. It takes a fixed local.lr"
         ),
     ),
     PlanRule(

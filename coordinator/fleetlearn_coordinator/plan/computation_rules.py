@@ -104,6 +104,7 @@ COMPUTATION_RULES = (
             plan.local.epochs != 1
             or plan.local.lr is not None
             or plan.local.schedule is not None
+            or plan.local.step_schedule is not None
             or plan.local.mu is not None
             or plan.local.adaptive_mu
             or plan.local.hyper
@@ -111,7 +112,7 @@ COMPUTATION_RULES = (
         ),
         lambda plan: (
             "it passes over the rows once, and makes no step. Leave local.epochs, lr, "
-            "schedule, mu, adaptive_mu, hyper and personal_epochs out"
+            "schedule, step_schedule, mu, adaptive_mu, hyper and personal_epochs out"
         ),
     ),
     _rule(

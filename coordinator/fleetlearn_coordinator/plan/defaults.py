@@ -17,7 +17,7 @@ from fleetlearn_coordinator.plan.privacy_defaults import fill_privacy, prepare_p
 from fleetlearn_coordinator.plan.quality_section import fill_quality
 from fleetlearn_coordinator.plan.recipes import RECIPES, Recipe
 from fleetlearn_coordinator.plan.regions_section import fill_regions
-from fleetlearn_coordinator.plan.schedule_section import fill_schedule
+from fleetlearn_coordinator.plan.schedule_section import fill_schedules
 from fleetlearn_coordinator.plan.sections import CONCURRENCY, DEADLINE, OPTIONAL, ROUNDS, SECTIONS
 from fleetlearn_coordinator.plan.secure_section import fill_secure, prepare_secure_rounds
 from fleetlearn_coordinator.plan.toml_errors import near
@@ -84,9 +84,8 @@ def fill_defaults(raw: dict[str, Any]) -> None:
         stop.setdefault("direction", _better(stop.get("metric")))
         if isinstance(models, dict):
             _fill_models(models, stop)
-        if isinstance(local, dict) and isinstance(schedule := local.get("schedule"), dict):
-            schedule = raw["local"]["schedule"] = {**schedule}
-            fill_schedule(schedule, stop.get("rounds", ROUNDS))
+        if isinstance(local, dict):
+            fill_schedules(raw["local"], stop.get("rounds", ROUNDS))
     if isinstance(server, dict):
         raw["server"] = _filled_server(server, recipe)
     if isinstance(privacy, dict):

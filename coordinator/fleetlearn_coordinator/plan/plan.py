@@ -52,7 +52,7 @@ from fleetlearn_coordinator.plan.plan_for_bundle import PlanError, PlanForBundle
 from fleetlearn_coordinator.plan.privacy_terms import check_budget, privacy_rules
 from fleetlearn_coordinator.plan.quality_section import quality_settings
 from fleetlearn_coordinator.plan.regions_section import region_sections
-from fleetlearn_coordinator.plan.schedule_section import ScheduleSection
+from fleetlearn_coordinator.plan.schedule_section import ScheduleSection, StepScheduleSection
 from fleetlearn_coordinator.plan.sections import SECTIONS
 from fleetlearn_coordinator.plan.secure_rules import fixed_point
 from fleetlearn_coordinator.plan.selection_section import NESTED
@@ -73,7 +73,11 @@ from fleetlearn_coordinator.rounds.settings import (
 
 __all__ = ["Plan", "PlanError"]
 
-INNER: Mapping[str, type[Section]] = {**NESTED, "local.schedule": ScheduleSection}
+INNER: Mapping[str, type[Section]] = {
+    **NESTED,
+    "local.schedule": ScheduleSection,
+    "local.step_schedule": StepScheduleSection,
+}
 """Tables in sections."""
 
 

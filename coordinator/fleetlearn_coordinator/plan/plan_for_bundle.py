@@ -9,6 +9,7 @@ import msgspec
 from fleetlearn_protocol.computations.settings import kind_of
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.manifest import Manifest
+from fleetlearn_protocol.messages import StepSchedule
 
 from fleetlearn_coordinator.aggregation.computations.registry import RunComputation
 from fleetlearn_coordinator.aggregation.participation_rates import FULL_WEIGHT
@@ -22,6 +23,7 @@ from fleetlearn_coordinator.plan.privacy_rules import privacy_misfit, privacy_re
 from fleetlearn_coordinator.plan.privacy_terms import private_bound
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.row_rules import row_misfit
+from fleetlearn_coordinator.plan.schedule_section import schedule_remarks
 from fleetlearn_coordinator.plan.scores_rules import scores_misfit
 from fleetlearn_coordinator.plan.sections import Models, Stop
 from fleetlearn_coordinator.plan.secure_rules import secure_misfit, secure_remarks
@@ -66,7 +68,7 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
         except ValueError as error:
             raise self._misfit(str(error), manifest) from None
         if self.aggregation.normalise and manifest.step.proximal and hyper["mu"]:
-            self._refuse_schedule(
+            self._refuse_schedules(
                 "aggregation.normalise = true with a proximal term needs lr * mu to stay", manifest
             )
         bound = self.aggregation.norm_bound
@@ -146,7 +148,7 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
             )
             raise self._misfit(text, manifest)
         if "lr" not in values:
-            self._refuse_schedule("it changes the step's lr", manifest)
+            self._refuse_schedules("it changes the step's lr", manifest)
         return {key: value for key, value in values.items() if value is not None}
 
     def hyper_of(self, version: int, hyper: Mapping[str, float]) -> dict[str, float]:
@@ -157,10 +159,17 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
             return {**hyper}
         return {**hyper, "lr": hyper["lr"] * schedule.factor_of(version)}
 
-    def _refuse_schedule(self, reason: str, manifest: Manifest) -> None:
+    def steps_of(self, version: int) -> StepSchedule | None:
+        """Return the schedule of the steps of tasks that begin from this version. None: their
+        learning rate stays."""
+        schedule = self.local.step_schedule
+        return None if schedule is None else schedule.of_task(version)
+
+    def _refuse_schedules(self, reason: str, manifest: Manifest) -> None:
         """Raise PlanError if the plan has a schedule."""
-        if self.local.schedule is not None:
-            raise self._misfit(f"[local.schedule]: {reason}.", manifest)
+        for key in ("schedule", "step_schedule"):
+            if getattr(self.local, key) is not None:
+                raise self._misfit(f"[local.{key}]: {reason}.", manifest)
 
     def remarks(self, manifest: Manifest) -> list[str]:
         """Say what the bundle has and this plan does not use, for the log."""
@@ -182,6 +191,7 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
                 "the bundle's step has MOON's contrastive term, and its weight mu is 0: devices "
                 'compute it for nothing. Set recipe = "moon" and local.mu, or export without it'
             )
+        texts += schedule_remarks(self.local.schedule, self.local.step_schedule, self.stop.rounds)
         if remark := self.selection.remark(self.round.weighting):
             texts.append(remark)
         return texts + privacy_remarks(self) + secure_remarks(self)

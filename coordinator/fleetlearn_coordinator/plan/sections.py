@@ -21,7 +21,11 @@ from fleetlearn_coordinator.plan.distil_section import DistilSection
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
 from fleetlearn_coordinator.plan.quality_section import QualitySection
 from fleetlearn_coordinator.plan.regions_section import RegionsSection
-from fleetlearn_coordinator.plan.schedule_section import ScheduleSection, Share
+from fleetlearn_coordinator.plan.schedule_section import (
+    ScheduleSection,
+    Share,
+    StepScheduleSection,
+)
 from fleetlearn_coordinator.plan.secure_section import SecureSection
 from fleetlearn_coordinator.plan.selection_section import SelectionSection
 from fleetlearn_coordinator.plan.toml_errors import Positive, Section
@@ -51,6 +55,8 @@ class Local(Section, frozen=True, kw_only=True):
     """Learning rate of the local step. Default: the bundle's; an error where it has none."""
     schedule: ScheduleSection | None = None
     """How the learning rate changes from round to round. Default: it stays."""
+    step_schedule: StepScheduleSection | None = None
+    """How it changes from step to step of a task. Default: it stays."""
     mu: Annotated[float, Meta(ge=0, lt=1e6)] | None = None
     """Weight of the proximal term mu/2 * ||w - round's model||^2, or of MOON's contrastive loss; of
     ditto's personal model alone, its lambda; of pfedme's pull between its two models. Default: for

@@ -103,6 +103,18 @@ SECURE_RULES = (
         ),
     ),
     _secure_rule(
+        lambda plan, secure: (
+            plan.local.step_schedule is not None
+            and plan.local.step_schedule.steps_per_round is not None
+            and secure.mode == "helper"
+        ),
+        lambda plan, secure: (
+            'local.step_schedule.steps_per_round with secure.mode = "helper": devices sign the '
+            "schedule that they trained with, and all of a run the same. Leave it out: then each "
+            'task begins at step 0. secure.mode = "pairwise" takes it'
+        ),
+    ),
+    _secure_rule(
         lambda plan, secure: plan.selection.strategy != "uniform",
         lambda plan, secure: (
             f'selection.strategy = "{plan.selection.strategy}" with [secure]: it chooses devices '

@@ -28,7 +28,7 @@ from fleetlearn_protocol.messages import (
     Report,
     VectorReference,
 )
-from fleetlearn_protocol.versions import SEPARATE_BUFFERS, agreed_version
+from fleetlearn_protocol.versions import SEPARATE_BUFFERS, STEP_SCHEDULES, agreed_version
 
 from fleetlearn_coordinator.aggregation.partial_sum import Adders
 from fleetlearn_coordinator.conversation.begun import Announced, BegunUpload
@@ -246,6 +246,12 @@ class RunServer:
                 "this run's model has buffers, such as BatchNorm's statistics, which version "
                 f"{SEPARATE_BUFFERS} of the protocol carries; the device speaks version {version}. "
                 "Update its fleetlearn"
+            )
+        if self.run.plan.local.step_schedule is not None and version < STEP_SCHEDULES:
+            return (
+                "this run's learning rate changes from step to step ([local.step_schedule]), which "
+                f"devices know from version {STEP_SCHEDULES} of the protocol on; the device speaks "
+                f"version {version}. Update its fleetlearn"
             )
         if why := why_not_private(self.run.reports.rules.privacy, check_in):
             return why

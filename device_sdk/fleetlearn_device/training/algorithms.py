@@ -199,13 +199,14 @@ def scaffold(work: TaskWork) -> TaskOutcome:
 
     Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
     arXiv 1910.06378, algorithm 1: c_k+ = c_k - c + (x - y) / (K lr), with the K steps that were
-    done, if the time was too short for all.
+    done, if the time was too short for all. With a schedule K lr is the sum of their learning
+    rates, and the mean counts each gradient with its own.
     """
     server, own = work.inputs.vectors[CONTROL], work.tied(CONTROL)
     lr = _positive_lr(work)
     work.load(_without_buffers(server - own, work))
     result = work.train()
-    return _with_control(work, result, -server - result.update / np.float32(result.steps * lr))
+    return _with_control(work, result, -server - result.update / np.float32(result.factors * lr))
 
 
 def scaffold_gradient(work: TaskWork) -> TaskOutcome:

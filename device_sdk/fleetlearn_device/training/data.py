@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from copy import copy
 from functools import partial
 from itertools import islice
@@ -206,6 +206,16 @@ class BatchData:
         """How many examples a pass yields now."""
         return self._examples() if callable(self._examples) else self._examples
 
+    @property
+    def batches_of_pass(self) -> int | None:
+        """How many batches a pass yields now. None: the source does not say."""
+        if not isinstance(self._source, Sized):
+            return None
+        try:
+            return len(self._source)
+        except TypeError:  # a DataLoader of a stream
+            return None
+
     def fit(self, inputs: Sequence[Input]) -> BatchData:
         """Return the same batches; each is checked when ``source`` yields it."""
         fitting = copy(self)
@@ -247,6 +257,20 @@ def one_pass(
             arrays = tuple(array[:left] for array in arrays)
         seen += len(arrays[0])
         yield arrays
+
+
+def steps_of_pass(data: Data, batch_size: int) -> int:
+    """Return how many batches a pass will have. Raises DataError where the user's own batches do
+    not say so."""
+    if not isinstance(data, BatchData):
+        return -(-data.examples // batch_size) if batch_size else 1
+    if (count := data.batches_of_pass) is None:
+        raise DataError(
+            "the learning rate follows the share of the task's steps that is done, and the data "
+            "do not say how many batches a pass has. Expected arrays, batches that have a length "
+            "(__len__), or local.step_schedule.steps in the plan"
+        )
+    return count
 
 
 def as_data(

@@ -39,12 +39,22 @@ class DoneSteps(msgspec.Struct):
     batches_in_pass: int = 0
     loss_sum: float = 0.0
     metric_sums: dict[str, float] = msgspec.field(default_factory=dict)
+    factors: float = 0.0
+    """Of the schedule of the learning rate."""
 
-    def add(self, epoch: int, examples: int, loss: float, metrics: Mapping[str, float]) -> None:
-        """Count a step of the pass ``epoch``, from 0."""
+    def add(
+        self,
+        epoch: int,
+        examples: int,
+        loss: float,
+        metrics: Mapping[str, float],
+        factor: float = 1.0,
+    ) -> None:
+        """Count a step of the pass ``epoch``, from 0. ``factor``: of its learning rate."""
         if epoch > self.passes:
             self.passes, self.seen_in_pass, self.batches_in_pass = epoch, 0, 0
         self.steps += 1
+        self.factors += factor
         self.seen += examples
         self.seen_in_pass += examples
         self.batches_in_pass += 1

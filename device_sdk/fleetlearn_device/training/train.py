@@ -10,8 +10,9 @@ from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.learning_rates import factor_at
 from fleetlearn_protocol.manifest import Input
-from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.messages import Evaluation, StepSchedule
 from fleetlearn_protocol.vector import Vector, check_finite, gather, scatter
 
 from fleetlearn_device.runtimes.checks import (
@@ -21,7 +22,7 @@ from fleetlearn_device.runtimes.checks import (
     find_nonfinite,
 )
 from fleetlearn_device.runtimes.runtime import Runtime
-from fleetlearn_device.training.data import ArrayData, Data, as_data, one_pass
+from fleetlearn_device.training.data import ArrayData, Data, as_data, one_pass, steps_of_pass
 from fleetlearn_device.training.features import FeatureData
 from fleetlearn_device.training.kept_state import collect_kept_state
 from fleetlearn_device.training.progress import DoneSteps, PartInProgress, Progress
@@ -105,6 +106,9 @@ class TrainingResult(NamedTuple):
     evaluation: Evaluation | None
     """Sums of the model before training, on what is held out, or on all data. None where it was not
     asked for."""
+    factors: float = 0.0
+    """Sum of the schedule's factors of the steps; without a schedule the number of steps. Times lr
+    it is the sum of the steps' learning rates."""
 
 
 def train(
@@ -127,6 +131,7 @@ def train(
     before_steps: Callable[[Data], None] = lambda data: None,
     step: Step | None = None,
     progress: Progress | None = None,
+    schedule: StepSchedule | None = None,
 ) -> TrainingResult:
     """Train from the runtime's loaded model for ``epochs`` passes over ``data``, or until the time
     is over.
@@ -157,6 +162,7 @@ def train(
         progress: The task's, which this is a part of. Where an earlier process began the part, it
             goes on: with the examples that were not seen yet, in the same order, and without
             ``before_steps`` and a second evaluation.
+        schedule: What the steps' learning rates are multiplied by. None: 1.
 
     Data are searched for NaN and infinity only where training diverges, since a model may use them
     for missing values.
@@ -183,6 +189,16 @@ def train(
     values = check_hyper(hyper, manifest.hyper)
     do_step = step or partial(_step, runtime)
     data = as_data(data).fit(manifest.batch)
+    planned = 0
+    if schedule is not None:
+        if "lr" not in values:
+            raise ValueError(
+                f"a schedule of the learning rate was given, and the step of bundle "
+                f"{manifest.name} has no lr; it takes {', '.join(values) or 'nothing'}"
+            )
+        if schedule.steps is None:
+            whole = data.source if isinstance(data, FeatureData) else data
+            planned = epochs * steps_of_pass(whole, batch_size)
     diverged = partial(_diverged, data, manifest.batch, should_stop)
 
     if isinstance(data, FeatureData):
@@ -222,8 +238,12 @@ def train(
         if time_is_over or (done.steps and should_finish()):
             complete = False
             break
-        loss, metrics = do_step(batch, (seed + done.steps) % SEEDS, values)
-        done.add(epoch, count, loss, metrics)
+        factor, now_values = 1.0, values
+        if schedule is not None:
+            factor = factor_at(schedule, done.steps, planned)
+            now_values = {**values, "lr": values["lr"] * factor}
+        loss, metrics = do_step(batch, (seed + done.steps) % SEEDS, now_values)
+        done.add(epoch, count, loss, metrics, factor)
         # Written so that NaN, which is neither above nor below, fails too.
         if not abs(loss) <= LARGEST:
             raise diverged(f"step {done.steps}'s loss is {loss}: a smaller lr may help")
@@ -273,6 +293,7 @@ def train(
         metrics=_measured({name: total / done.seen for name, total in done.metric_sums.items()}),
         seconds=clock() - start,
         evaluation=evaluation,
+        factors=done.factors,
     )
     progress.end_part(result._asdict())
     return result

@@ -520,6 +520,7 @@ class Trainer:
             on_step=self._count,
             on_evaluated=self._count_batch,
             personal_epochs=task.personal_epochs,
+            schedule=task.schedule,
         )
 
     def _train(self, task: Task, end: float, found: Checkpoint | None) -> FinishedUpdate:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from fleetlearn_protocol.bundle import Bundle
-from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.messages import Evaluation, StepSchedule
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_device.runtimes.checks import Batch, check_hyper
@@ -59,6 +59,8 @@ class TaskSettings(NamedTuple):
     ``epochs``."""
     progress: Progress | None = None
     """The task's, which the parts of its training go on from."""
+    schedule: StepSchedule | None = None
+    """Of the learning rate, in each part of the training from its first step on."""
 
 
 class TaskOutcome(NamedTuple):

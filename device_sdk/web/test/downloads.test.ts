@@ -35,7 +35,7 @@ function acts(commands: Command[]): Command[] {
 }
 
 function ask(offset: number, end: number | null, http = false): Command {
-  return { do: "send", message: { type: "fetch", sha256: SHA, offset, end, http } };
+  return { do: "send", message: { type: "fetch", sha256: SHA, offset, end, http, selection: null } };
 }
 
 function answer(more: Partial<Content> = {}): string {

@@ -24,7 +24,7 @@ from fleetlearn_export.checks.comparison import (
 from fleetlearn_export.checks.double_precision import DoublePrecision, as_double
 from fleetlearn_export.emission.constants import Constants
 from fleetlearn_export.errors import ExportError
-from fleetlearn_export.graphs.train_many import SHARED
+from fleetlearn_export.graphs.train_many import is_of_steps, is_shared
 from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.model.user_model import UserModel
@@ -67,7 +67,10 @@ def _check(
     for name, value in inputs_of_step.items():
         if name.startswith("batch."):
             feed[name] = rows[name.removeprefix("batch.")].numpy()[order]
-        elif name.startswith(SHARED):
+        elif is_of_steps(name, many):  # the learning rate
+            scale = random.uniform(0.5, 1.0, (many.devices, many.steps))
+            feed[name] = (value.numpy() * scale).astype(np.float32)
+        elif is_shared(name, many):
             feed[name] = value.numpy()
         else:
             feed[name] = np.broadcast_to(value.numpy(), (many.devices, *value.shape)).copy()
@@ -80,7 +83,7 @@ def _check(
 
     worst = 0.0
     for device in compared:
-        in_pytorch = partial(_in_pytorch, step, feed, device, int(steps[device]))
+        in_pytorch = partial(_in_pytorch, step, feed, many, device, int(steps[device]))
         expected = in_pytorch(inputs_of_step)
         pairs = {}
         for label, value in expected.items():
@@ -108,6 +111,7 @@ def _check(
 def _in_pytorch(
     step: TrainStep,
     feed: Mapping[str, NDArray[Any]],
+    many: TrainMany,
     device: int,
     steps: int,
     inputs: Tensors,
@@ -122,9 +126,9 @@ def _in_pytorch(
     measured: Tensors = {}
     for number in range(steps):
         now |= {
-            name: torch.from_numpy(feed[name][device, number])
+            name: torch.from_numpy(feed[name][device, number, ...])
             for name in feed
-            if name.startswith("batch.")
+            if is_of_steps(name, many)
         }
         if step.random:
             now["seed"] = torch.from_numpy(feed["seed"])[device] + number

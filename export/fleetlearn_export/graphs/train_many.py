@@ -34,6 +34,8 @@ from fleetlearn_export.tracing.trace import Program, Traced, export_traced, trac
 aten = torch.ops.aten
 SHARED = ("anchor", "hyper")
 """Inputs that are the same for all devices of a block: names begin with these."""
+RATE = "hyper.lr"
+"""The input that ``TrainMany.lr_by_step`` makes another in each step of each device."""
 MAX_KEPT_BYTES = 2**26
 """Up to this many bytes, the parameters and state after every step of a block are kept until the
 end of a call. Each device's own are then selected once, instead of in each step."""
@@ -86,6 +88,16 @@ class Vectorizable(torch.fx.Interpreter):
         if target in VECTORIZABLE:
             return VECTORIZABLE[target](*args, **kwargs)
         return super().call_function(target, args, kwargs)
+
+
+def is_of_steps(name: str, many: TrainMany) -> bool:
+    """Return whether an input is another one in each step of each device."""
+    return name.startswith("batch.") or (name == RATE and many.lr_by_step is True)
+
+
+def is_shared(name: str, many: TrainMany) -> bool:
+    """Return whether an input is the same for all devices of a block, and all their steps."""
+    return name.startswith(SHARED) and not is_of_steps(name, many)
 
 
 def check_many_settings(many: TrainMany | None) -> None:
@@ -188,6 +200,12 @@ def trace_many(
     single: a traced step that writes into no tensor. Its operators must run in PyTorch.
     """
     given = step.arguments()
+    if many.lr_by_step is True and RATE not in given:
+        names = ", ".join(step.hyper) or "none"
+        raise ExportError(
+            f"many={many!r}: the step has no hyper-parameter lr; it has {names}. Leave lr_by_step "
+            "out"
+        )
     if many.batch is not None:
         # Here the number of examples is fixed, so it may be 1, which PyTorch treats as a constant.
         rows = torch.arange(many.batch) % len(next(iter(step.batch.values())))
@@ -219,9 +237,9 @@ def trace_many(
 
 def _for_all(name: str, value: Tensor, many: TrainMany) -> Tensor:
     """Return an input of one step of one device as one of all devices, or of all their steps."""
-    if name.startswith(SHARED):
+    if is_shared(name, many):
         return value
-    axes = (many.devices, many.steps) if name.startswith("batch.") else (many.devices,)
+    axes = (many.devices, many.steps) if is_of_steps(name, many) else (many.devices,)
     return value.expand(*axes, *value.shape).clone()
 
 
@@ -232,8 +250,8 @@ def _block(
     be kept."""
     nodes = plain.graph.find_nodes(op="placeholder")
     inputs = {name: node.name for name, node in zip(given, nodes, strict=True)}
-    shared = [node for name, node in inputs.items() if name.startswith(SHARED)]
-    batch = [node for name, node in inputs.items() if name.startswith("batch.")]
+    shared = [node for name, node in inputs.items() if is_shared(name, many)]
+    batch = [node for name, node in inputs.items() if is_of_steps(name, many)]
     outputs = step.outputs()
     carried = {
         name: inputs[name.removeprefix("next.")] for name in outputs if name.startswith("next.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 
-from fleetlearn_protocol.messages import MODEL, Task
+from fleetlearn_protocol.messages import MODEL, StepSchedule, Task
 from fleetlearn_protocol.secure.about import MaskedUpdate, MaskTerms, length_prefixed
 from fleetlearn_protocol.task_names import run_of
 
@@ -45,6 +45,7 @@ def training_digest(task: Task) -> str:
         *(content for pair in hyper for content in pair),
         _integer(len(parts)),
         *(content for pair in parts for content in pair),
+        *_schedule(task.schedule),
     )
     return hashlib.sha256(length_prefixed((_TRAINING, *fields))).hexdigest()
 
@@ -79,6 +80,22 @@ def pairwise_about(task: Task, size: int) -> bytes:
     names = (run_of(task.task), str(task.round), task.bundle, task.vector(MODEL).sha256, str(size))
     texts = [text.encode() for text in (*names, training_digest(task))]
     return hashlib.sha256(length_prefixed((_PAIRWISE, *texts))).digest()
+
+
+def _schedule(schedule: StepSchedule | None) -> tuple[bytes, ...]:
+    """Return the fields of a schedule; none where the task has none."""
+    if schedule is None:
+        return ()
+    return (
+        schedule.kind.encode(),
+        _integer(schedule.warm_up),
+        _double(schedule.start),
+        _integer(schedule.every),
+        _double(schedule.factor),
+        _integer(schedule.steps),
+        _double(schedule.least),
+        _integer(schedule.first),
+    )
 
 
 def _integer(value: int | None) -> bytes:

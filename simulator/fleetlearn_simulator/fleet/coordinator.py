@@ -359,12 +359,15 @@ class SimulatedCoordinator:
     def _inputs_of_round(self) -> list[RoundInputs]:
         """Return what the next round's tasks begin from, for each of the run's bundles."""
         first, *others = models = self.sent_models()
-        hypers = self._hypers_of_round()
+        hypers, schedule = self._hypers_of_round(), self.plan.steps_of(self.state.version)
         if self.plan.family:
             states = zip(models, self.state.members, hypers, strict=True)
-            return [RoundInputs(model, state.vectors, hyper) for model, state, hyper in states]
+            return [
+                RoundInputs(model, state.vectors, hyper, schedule=schedule)
+                for model, state, hyper in states
+            ]
         clusters = ClusterModels(models, self.chosen) if others else None
-        return [RoundInputs(first, self.state.vectors, hypers[0], clusters)]
+        return [RoundInputs(first, self.state.vectors, hypers[0], clusters, schedule)]
 
     def _hypers_of_round(self) -> list[dict[str, float] | None]:
         """Return the next round's hyper-parameters for each bundle; None: the plan's."""

@@ -13,8 +13,10 @@ from functools import partial
 from itertools import count, islice, repeat
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from fleetlearn_protocol.encodings import Encoding
+from fleetlearn_protocol.messages import StepSchedule
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -251,7 +253,7 @@ class RoundTraining:
         """Return what these tasks train from, as tensors and plain values, for ``take_up``. Call it
         when no device owes what its training left it (``keep_finished``)."""
         tensors, hyper = dict[str, NDArray[Any]](), dict[str, Mapping[str, float] | None]()
-        clips = dict[str, float | None]()
+        clips, schedules = dict[str, float | None](), dict[str, Any]()
         stale = {
             round
             for round, corrupt in zip(running.round, running.corrupt, strict=True)
@@ -260,6 +262,7 @@ class RoundTraining:
         for round in sorted({*running.round}):
             given = self.given[round]
             clips[str(round)] = given.clip
+            schedules[str(round)] = msgspec.to_builtins(given.inputs[0].schedule)
             for number, inputs in enumerate(given.inputs):
                 name = _name(round, number)
                 hyper[name], tensors[f"{name}.model"] = inputs.hyper, inputs.model
@@ -270,6 +273,7 @@ class RoundTraining:
         return tensors, {
             "hyper": hyper,
             "clips": clips,
+            "schedules": schedules,
             "begun": [task for task in running.task if task in self.begun],
         }
 
@@ -280,8 +284,11 @@ class RoundTraining:
         self.started = bool(running.task)
         for round in {*running.round}:
             clip = state.get("clips", {}).get(str(round))  # an earlier version had none
+            schedule = msgspec.convert(
+                state.get("schedules", {}).get(str(round)), StepSchedule | None
+            )
             saved = [
-                _saved_inputs(tensors, state["hyper"], _name(round, number))
+                _saved_inputs(tensors, state["hyper"], _name(round, number), schedule)
                 for number in range(len(self._buffers))
             ]
             inputs, earlier = zip(*saved, strict=True)
@@ -324,14 +331,17 @@ def _name(round: int, number: int) -> str:
 
 
 def _saved_inputs(
-    tensors: Mapping[str, NDArray[Any]], hyper: Mapping[str, Any], name: str
+    tensors: Mapping[str, NDArray[Any]],
+    hyper: Mapping[str, Any],
+    name: str,
+    schedule: StepSchedule | None,
 ) -> tuple[RoundInputs, Vector]:
     """Return what a snapshot has under this name, and the model before it."""
     model, prefix = tensors[f"{name}.model"], f"{name}.vector."
     vectors = {
         key.removeprefix(prefix): row for key, row in tensors.items() if key.startswith(prefix)
     }
-    inputs = RoundInputs(model, vectors or NO_VECTORS, hyper[name])
+    inputs = RoundInputs(model, vectors or NO_VECTORS, hyper[name], schedule=schedule)
     return inputs, tensors.get(f"{name}.earlier", model)
 
 

@@ -39,6 +39,10 @@ PEER_RULES: Mapping[str, Rule] = {
         lambda run: run.plan.initial,
         "a coordinator begins a run with it; each peer begins with the bundle's model",
     ),
+    "plan.local.step_schedule": (
+        lambda run: run.plan.local.step_schedule,
+        "peers train with a fixed plan.local.lr",
+    ),
     "plan.local.schedule": (
         lambda run: run.plan.local.schedule,
         "it goes by the versions of a coordinator's model; peers train with a fixed plan.local.lr",

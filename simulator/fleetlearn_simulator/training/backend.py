@@ -25,7 +25,7 @@ from fleetlearn_device.training.train import DivergedError, evaluate_data
 from fleetlearn_device.training.work import Inputs, TaskSettings
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.algorithms import EXCHANGES
-from fleetlearn_protocol.messages import BUFFERS, PLAIN, UPDATE, Evaluation
+from fleetlearn_protocol.messages import BUFFERS, PLAIN, UPDATE, Evaluation, StepSchedule
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -63,6 +63,8 @@ class RoundInputs(NamedTuple):
     models: RowReader | None = None
     """Where the models of peers and of clusters are: a job begins with the row that has its
     device's number. None: all jobs begin with ``model``."""
+    schedule: StepSchedule | None = None
+    """How the learning rate changes from step to step. None: as the plan says for each round."""
 
     def begin(self, job: Job) -> Vector:
         """Return the model that a job begins with: float32, shape (P,)."""
@@ -132,6 +134,9 @@ class LocalSettings(NamedTuple):
     clip: float | None = None
     """The clip norm of devices' sums, where they compute some with differential privacy. None: they
     are not clipped; updates are clipped elsewhere."""
+    schedule: StepSchedule | None = None
+    """How the learning rate changes from step to step, as for the first round. None: it does
+    not."""
 
     @property
     def passes(self) -> int:
@@ -150,6 +155,7 @@ def local_settings(plan: Plan, bundle: Bundle) -> LocalSettings:
         local.algorithm,
         local.personal_epochs,
         plan.privacy.clip if plan.privacy is not None and plan.algorithm.computes else None,
+        plan.steps_of(0),
     )
 
 
@@ -182,6 +188,10 @@ class PerDevice:
         more |= {part: self.manifest.elements_of(part) for part in sorted(parts)}
         self.more = {name: size for name, size in more.items() if size}
         """The vectors that training makes beside the update, and their elements."""
+
+    def schedule(self, inputs: RoundInputs) -> StepSchedule | None:
+        """Return how the learning rate changes from step to step."""
+        return self.task.schedule if inputs.schedule is None else inputs.schedule
 
     def train(self, inputs: RoundInputs, jobs: Sequence[Job]) -> TrainedDevices:
         rows = [self._train(inputs, job) for job in jobs]
@@ -230,6 +240,7 @@ class PerDevice:
             clock=lambda: float(done),
             on_step=count,
             personal_epochs=self.task.personal_epochs,
+            schedule=self.schedule(inputs),
         )
         kept_state, personal = self._split(self.kept_state(job))
         begin, tied = inputs.begin(job), self.tied(job)

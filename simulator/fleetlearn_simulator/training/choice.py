@@ -22,6 +22,7 @@ from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, Job, PerDevice, RoundInputs
 from fleetlearn_simulator.training.computing import ComputesSums
 from fleetlearn_simulator.training.family_backend import FamilyBackend
+from fleetlearn_simulator.training.fit_for_many import check_many, not_for_many
 from fleetlearn_simulator.training.kept_rows import (
     NOTHING_KEPT,
     KeptRows,
@@ -33,9 +34,7 @@ from fleetlearn_simulator.training.process_pool import ProcessPool
 from fleetlearn_simulator.training.run_bundles import RunBundle, numbers_of, run_bundles
 from fleetlearn_simulator.training.vectorized import (
     Vectorized,
-    check_many,
     divide_into_blocks,
-    not_for_many,
     workloads_of,
 )
 from fleetlearn_simulator.training.worker_pool import DivideJobs
@@ -169,6 +168,7 @@ def choose_backend(
 ) -> tuple[BackendName, str]:
     """Return the back end, and why. ``auto`` tries both for a moment, on the first devices."""
     local, bundle = run.scenario.plan.local, run.bundle
+    by_step = local.step_schedule is not None
     if run.scenario.plan.algorithm.computes:
         if wanted != "auto":
             raise SimulatorError(
@@ -177,10 +177,10 @@ def choose_backend(
             )
         return "computation", "the bundle has a computation"
     if wanted == "vectorized":
-        check_many(bundle, local.batch_size, local.algorithm)
+        check_many(bundle, local.batch_size, local.algorithm, by_step=by_step)
     if wanted != "auto":
         return wanted, "chosen"
-    if why := not_for_many(bundle, local.batch_size, local.algorithm):
+    if why := not_for_many(bundle, local.batch_size, local.algorithm, by_step=by_step):
         return "bundle", why
     assert bundle.manifest.many is not None
     count = bundle.manifest.many.devices

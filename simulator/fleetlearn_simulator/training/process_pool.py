@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+from fleetlearn_protocol.messages import StepSchedule
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -316,6 +317,7 @@ class _SentInputs(NamedTuple):
     hyper: Mapping[str, float] | None
     models: RowReader | None
     """Where peers' own models are."""
+    schedule: StepSchedule | None
 
 
 def _share(inputs: RoundInputs, memory: SharedArrays | None) -> _SentInputs:
@@ -323,11 +325,11 @@ def _share(inputs: RoundInputs, memory: SharedArrays | None) -> _SentInputs:
     be sent."""
     vectors, size = [inputs.model, *inputs.vectors.values()], inputs.model.size
     if memory is None or len(vectors) * size > ARRAY_ELEMENTS:
-        return _SentInputs(vectors, [*inputs.vectors], inputs.hyper, inputs.models)
+        return _SentInputs(vectors, [*inputs.vectors], *inputs[2:])
     shared = memory.array(0, (len(vectors), size))
     for row, vector in zip(shared, vectors, strict=True):
         row[:] = vector
-    return _SentInputs(size, [*inputs.vectors], inputs.hyper, inputs.models)
+    return _SentInputs(size, [*inputs.vectors], *inputs[2:])
 
 
 def _shared(sent: _SentInputs, memory: SharedArrays | None) -> RoundInputs:
@@ -337,7 +339,7 @@ def _shared(sent: _SentInputs, memory: SharedArrays | None) -> RoundInputs:
         assert memory is not None
         vectors = list(memory.array(0, (1 + len(sent.names), vectors)))
     named = dict(zip(sent.names, vectors[1:], strict=True))
-    return RoundInputs(vectors[0], named, sent.hyper, sent.models)
+    return RoundInputs(vectors[0], named, *sent[2:])
 
 
 def _send(pipe: Connection, results: Any, new_array: NewArray | None = None) -> None:

@@ -23,25 +23,25 @@ class TiedRule(NamedTuple):
     correction: Callable[[Rows, Mapping[str, Vector]], Rows]
     """The devices' tied vectors, the task's vectors -> what is added to each step's gradient: a new
     array."""
-    change: Callable[[Mapping[str, Vector], Rows, NDArray[np.int64], Mapping[str, float]], Rows]
-    """The task's vectors, updates, steps done (devices, 1), hyper-parameters -> by what the tied
-    vectors change."""
+    change: Callable[[Mapping[str, Vector], Rows, NDArray[np.float64], Mapping[str, float]], Rows]
+    """The task's vectors, updates, the steps done or the sum of their learning rates' factors
+    (devices, 1), hyper-parameters -> by what the tied vectors change."""
 
 
 def _scaffold_change(
     vectors: Mapping[str, Vector],
     updates: Rows,
-    steps: NDArray[np.int64],
+    steps: NDArray[np.float64],
     hyper: Mapping[str, float],
 ) -> Rows:
-    times: Rows = (np.maximum(steps, 1) * hyper["lr"]).astype(np.float32)
+    times: Rows = (steps * hyper["lr"]).astype(np.float32)
     return -vectors[CONTROL] - updates / times
 
 
 def _feddyn_change(
     vectors: Mapping[str, Vector],
     updates: Rows,
-    steps: NDArray[np.int64],
+    steps: NDArray[np.float64],
     hyper: Mapping[str, float],
 ) -> Rows:
     return np.float32(-hyper["mu"]) * updates

@@ -14,12 +14,11 @@ from fleetlearn_device.training.shuffling import permutations
 from fleetlearn_device.training.train import LARGEST, SEEDS
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY
-from fleetlearn_protocol.messages import BUFFERS, PLAIN
+from fleetlearn_protocol.messages import BUFFERS
 from fleetlearn_protocol.vector import Vector, scatter, views
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.sources import Source
-from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.training.backend import (
     Job,
     LocalSettings,
@@ -27,7 +26,9 @@ from fleetlearn_simulator.training.backend import (
     RoundInputs,
     steps_of,
 )
+from fleetlearn_simulator.training.fit_for_many import check_many
 from fleetlearn_simulator.training.kept_rows import NOTHING_KEPT, KeptRows, RowReader
+from fleetlearn_simulator.training.step_rates import factors_of
 from fleetlearn_simulator.training.tied_rules import RULES, TiedRule
 from fleetlearn_simulator.training.trained_devices import (
     KEPT_STATE,
@@ -38,6 +39,7 @@ from fleetlearn_simulator.training.trained_devices import (
     read_all,
 )
 
+RATE = "hyper.lr"
 NO_STEP_LIMIT = 2**62
 """More steps than any device does."""
 
@@ -95,7 +97,7 @@ class Vectorized(PerDevice):
         kept: KeptRows[RowReader] = NOTHING_KEPT,
     ) -> None:
         super().__init__(bundle, task, source, provider, kept)
-        check_many(bundle, task.batch_size, task.algorithm)
+        check_many(bundle, task.batch_size, task.algorithm, by_step=task.schedule is not None)
         many = bundle.manifest.many
         assert many is not None
         self.many = many
@@ -220,6 +222,12 @@ class Block:
         self.seeds = np.array([job.seed for job in jobs] + [0] * free, np.int64)
         hyper = inputs.hyper
         self.hyper = backend.hyper if hyper is None else check_hyper(hyper, self.manifest.hyper)
+        self.factors: NDArray[np.float64] | None = None
+        """What each step of each lane multiplies the learning rate by, (lanes, steps). None: the
+        graph takes one learning rate for all."""
+        if backend.many.lr_by_step is True:
+            whole = steps_of(backend.task, self.examples)
+            self.factors = factors_of(backend.schedule(inputs), whole, int(self.left.max()))
         self.rule = RULES.get(backend.task.algorithm)
         """How the steps are corrected, and what becomes of the tied vector, if the algorithm has
         one."""
@@ -287,8 +295,11 @@ class Block:
         self, rule: TiedRule, updates: NDArray[np.float32]
     ) -> dict[str, NDArray[np.float32]]:
         """Return the tied vectors after the training, and the parts that are reported of them."""
-        steps = self.done[: len(self.jobs), None]
-        change = self._without_buffers(rule.change(self.inputs.vectors, updates, steps, self.hyper))
+        times = np.maximum(self.done, 1).astype(np.float64)
+        if self.factors is not None:
+            times = np.cumsum(self.factors, axis=1)[np.arange(len(times)), times.astype(int) - 1]
+        times = times[: len(self.jobs), None]
+        change = self._without_buffers(rule.change(self.inputs.vectors, updates, times, self.hyper))
         parts = {
             part: change for part in self.backend.more if part not in (KEPT_STATE, TIED, BUFFERS)
         }
@@ -321,6 +332,10 @@ class Block:
             self.manifest.batch, self.backend.source.examples_at(self.devices, rows), strict=True
         ):
             feed[f"batch.{input_.name}"] = array
+        if self.factors is not None:
+            # The steps of this call; the last one's factor where a lane has fewer left.
+            at = self.done[:, None] + np.arange(self.backend.many.steps)
+            feed[RATE] = self._rates(np.arange(len(at))[:, None], at)
         if self.manifest.random:
             # As `train` draws: step k from seed + k.
             feed["seed"] = (self.seeds + self.done) % SEEDS
@@ -336,6 +351,13 @@ class Block:
         self.done += steps
         self.seen += steps * rows.shape[2]
 
+    def _rates(self, lanes: Any, steps: Any) -> NDArray[np.float32]:
+        """Return the learning rates of these steps of these lanes."""
+        assert self.factors is not None
+        last = self.factors.shape[1] - 1
+        factors = self.factors[lanes, np.minimum(steps, last)]
+        return np.asarray(self.hyper["lr"] * factors, np.float32)
+
     def step(self, lane: int, rows: NDArray[np.int64]) -> None:
         """Do the next step of one lane, on the examples at ``rows`` (batch,)."""
         carried = self.backend.carried
@@ -344,6 +366,8 @@ class Block:
         for name in self.backend.fixed:
             shared = name.startswith(("anchor.", "hyper."))
             feed[name] = self.feed[name] if shared else self.feed[name][lane, ...]
+        if self.factors is not None:
+            feed[RATE] = self._rates(lane, self.done[lane])
         arrays = self.backend.source.arrays(self.devices[lane])
         for input_, array in zip(self.manifest.batch, arrays, strict=True):
             feed[f"batch.{input_.name}"] = array[rows]
@@ -402,31 +426,4 @@ class Block:
             largest=largest,
             diverged=~(finite & (self.worst[:count] <= LARGEST)),
             vectors=vectors,
-        )
-
-
-def not_for_many(bundle: Bundle, batch_size: int, algorithm: str = PLAIN) -> str | None:
-    """Return why the bundle cannot train many devices at once by this algorithm; None if it can."""
-    many = bundle.manifest.many
-    if algorithm != PLAIN and algorithm not in RULES:
-        return f"the algorithm {algorithm} trains device by device"
-    if many is None:
-        return f"bundle {bundle.manifest.name} has no {TRAIN_MANY}"
-    if many.batch is not None and many.batch != batch_size:
-        return (
-            f"{TRAIN_MANY} of bundle {bundle.manifest.name} takes batches of {many.batch}; the "
-            f"plan's local.batch_size is {batch_size}"
-        )
-    return None
-
-
-def check_many(bundle: Bundle, batch_size: int, algorithm: str = PLAIN) -> None:
-    """Raise SimulatorError if the bundle cannot train many devices at once by this algorithm."""
-    if algorithm != PLAIN and algorithm not in RULES:
-        raise SimulatorError(
-            f'{not_for_many(bundle, batch_size, algorithm)}: choose the back end "bundle"'
-        )
-    if why := not_for_many(bundle, batch_size):
-        raise SimulatorError(
-            f'{why}: export it with many=TrainMany(devices, steps), or choose the back end "bundle"'
         )

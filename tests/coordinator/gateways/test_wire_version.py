@@ -82,9 +82,12 @@ def test_a_planted_mistake_is_found() -> None:
 
 
 def begins_with(now: Any, was: Any) -> bool:
-    """Return whether arrays, and those in them, have grown at their ends alone."""
+    """Return whether arrays, and those in them, have grown at their ends alone. Objects may have
+    more fields."""
     if isinstance(was, list):
         return len(now) >= len(was) and all(map(begins_with, now, was))
+    if isinstance(was, dict):
+        return all(key in now and begins_with(now[key], value) for key, value in was.items())
     return bool(now == was)
 
 

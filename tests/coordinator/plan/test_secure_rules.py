@@ -35,6 +35,10 @@ BROKEN = {
     "a schedule": (
         f"{SMALL}[local.schedule]\nwarm_up = 3\n{SECURE}", "It takes a fixed local.lr, or"
     ),
+    "a schedule by step that goes on over rounds": (
+        f"{SMALL}[local.step_schedule]\nwarm_up = 3\nsteps_per_round = 4\n{SECURE}",
+        "Leave it out: then each task begins at step 0",
+    ),
     "fedprox-adaptive": (
         f'recipe = "fedprox-adaptive"\n{SMALL}{SECURE}', "mu follows the devices' losses"
     ),

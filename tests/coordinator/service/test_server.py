@@ -34,6 +34,7 @@ from fleetlearn_protocol.messages import (
     Heartbeat,
     Held,
     Refused,
+    StepSchedule,
     Task,
     Uploaded,
     Waiting,
@@ -307,7 +308,7 @@ async def test_a_model_with_buffers_is_for_devices_of_version_2(make_plan: PlanM
             "protocol carries; the device speaks version 1. Update its fleetlearn",
         )
         await new.send(CheckIn(1, "new", 10, newest_protocol=3))
-        assert (await new.expect(Welcome)).protocol == 2
+        assert (await new.expect(Welcome)).protocol == 3
         assert "buffers" in (await new.task()).parts
         assert [*coordinator.engine.leases] == ["new"]
 
@@ -973,3 +974,24 @@ async def test_no_alarm_goes_off_after_the_end(make_plan: PlanMaker) -> None:
         await (await join("a")).task()
     await until(lambda: coordinator._alarm is None)
     assert not coordinator.done.done()
+
+
+@run_async
+async def test_a_learning_rate_by_step_is_for_devices_of_version_3(make_plan: PlanMaker) -> None:
+    """An older device would not see the schedule, and train with one rate."""
+    schedule = {"kind": "cosine", "warm_up": 2, "start": 0.5}
+    plan = make_plan(round__goal=1, local__step_schedule=schedule)
+    async with fleet(plan) as (coordinator, join):
+        old, new = await join("old", check_in=False), await join("new", check_in=False)
+        await old.send(CheckIn(1, "old", 10, newest_protocol=2))
+        welcome = await old.expect(Welcome)
+        assert (welcome.protocol, welcome.ineligible) == (
+            2,
+            "this run's learning rate changes from step to step ([local.step_schedule]), which "
+            "devices know from version 3 of the protocol on; the device speaks version 2. Update "
+            "its fleetlearn",
+        )
+        await new.send(CheckIn(1, "new", 10, newest_protocol=3))
+        assert (await new.expect(Welcome)).ineligible == ""
+        assert (await new.task()).schedule == StepSchedule("cosine", 2, 0.5)
+        assert [*coordinator.engine.leases] == ["new"]

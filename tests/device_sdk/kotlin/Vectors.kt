@@ -25,6 +25,7 @@ import fleetlearn.session.PRIVACY
 import fleetlearn.session.unsupported
 import fleetlearn.storage.bytesOf
 import fleetlearn.storage.floatsOf
+import fleetlearn.training.factorAt
 import java.io.File
 import java.nio.ByteBuffer
 import java.nio.charset.CharacterCodingException
@@ -44,6 +45,7 @@ fun main(arguments: Array<String>) {
     manifests(read(folder, "manifest.json"))
     signatures(read(folder, "signing.json"))
     masked(read(folder, "secure.json"))
+    learningRates(read(folder, "learning_rates.json"))
     println("$tried cases, $wrong differ")
     exitProcess(if (wrong == 0) 0 else 1)
 }
@@ -197,6 +199,15 @@ private fun masked(file: Case) {
             val said = unsupported(readFromCoordinator(Json.write(task)))
             equal(case, said, "the task asks for a masked update; this device cannot mask")
         }
+    }
+}
+
+private fun learningRates(file: Case) {
+    for (case in file.cases("factors")) {
+        @Suppress("UNCHECKED_CAST")
+        val schedule = case["schedule"] as Map<String, Any?>
+        val steps = case["steps"] as Long
+        equal(case, (0 until steps).map { factorAt(schedule, it, steps) }, case["factors"])
     }
 }
 

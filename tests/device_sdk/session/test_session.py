@@ -367,7 +367,7 @@ def test_a_check_in_states_what_the_device_is_and_the_welcome_says_why_it_waits(
         network="metered",
         exchanges=("evaluation",),
         encodings=FAMILIES,
-        newest_protocol=2,
+        newest_protocol=3,
         privacy=PRIVACY,
     )
     notes = tell(session, Welcome("test", 10.0, 8, "not charging (the plan's selection.charging)"))
@@ -411,7 +411,7 @@ def test_a_round_from_the_check_in_to_the_acknowledgement() -> None:
                 None,
                 exchanges=("evaluation",),
                 encodings=FAMILIES,
-                newest_protocol=2,
+                newest_protocol=3,
                 privacy=PRIVACY,
             )
         )
@@ -474,7 +474,7 @@ def test_a_held_update_is_checked_in_and_reported_again() -> None:
                 held=Held("A", 1),
                 exchanges=("evaluation",),
                 encodings=FAMILIES,
-                newest_protocol=2,
+                newest_protocol=3,
                 privacy=PRIVACY,
             )
         )
@@ -498,7 +498,7 @@ def test_a_broken_upload_begins_again_at_its_report(state: str) -> None:
                 held=Held("A", 1),
                 exchanges=("evaluation",),
                 encodings=FAMILIES,
-                newest_protocol=2,
+                newest_protocol=3,
                 privacy=PRIVACY,
             )
         )
@@ -907,13 +907,13 @@ def test_the_coordinator_chooses_one_of_the_devices_versions(version: int) -> No
     assert acts(tell(session, task())) == [Locate(task())]
 
 
-@pytest.mark.parametrize("version", [0, 3])
+@pytest.mark.parametrize("version", [0, 4])
 def test_a_device_leaves_a_coordinator_that_chose_another_version(version: int) -> None:
     session = Session("dev", 7, exchanges=("evaluation",), held=report())
     session.connected(0.0)
     (close,) = tell(session, Welcome("test", 10.0, CHUNK_BYTES, protocol=version))
     assert isinstance(close, Close)
-    said = f"chose version {version} of the protocol; this device speaks versions 1 to 2"
+    said = f"chose version {version} of the protocol; this device speaks versions 1 to 3"
     assert (said in close.reason, close.code) == (True, 1002)
     session.disconnected()
     assert (session.over, session.error, session.task_id) == (False, None, "A")
@@ -1108,7 +1108,7 @@ def test_a_measurement_is_sent_again_on_the_next_connection() -> None:
                 7,
                 exchanges=("evaluation",),
                 encodings=FAMILIES,
-                newest_protocol=2,
+                newest_protocol=3,
                 privacy=PRIVACY,
             )
         )

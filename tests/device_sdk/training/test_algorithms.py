@@ -30,7 +30,7 @@ from fleetlearn_export import LocalStep
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.algorithms import EXCHANGES
 from fleetlearn_protocol.computations.kinds import KINDS
-from fleetlearn_protocol.messages import CONTROL, MODEL, SUMS, UPDATE
+from fleetlearn_protocol.messages import CONTROL, MODEL, SUMS, UPDATE, StepSchedule
 from fleetlearn_protocol.vector import Vector
 from quadratics import OPTIMUM, TWO, Quadratic, fedavg_fixed_point, optimum, quadratics_bundle
 from torch import nn
@@ -177,6 +177,24 @@ def test_the_first_rounds_of_scaffold_by_hand(bundle: Bundle) -> None:
         np.testing.assert_allclose(fleet.model, model, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(fleet.control, server, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose([row[CONTROL] for row in fleet.tied], own, rtol=1e-4, atol=1e-4)
+
+
+def test_scaffold_counts_each_gradient_with_its_step_s_rate(bundle: Bundle) -> None:
+    """In float64: c_k is the mean of the gradients, weighed by the learning rates."""
+    schedule = StepSchedule("exponential", factor=0.5, warm_up=1, start=0.25)
+    device, control = TWO[0], np.array([0.5, -0.25])
+    settings = TaskSettings({"lr": 0.2, "mu": 0.0}, 4, 0, 0, schedule=schedule)
+    inputs = Inputs(START, None, {CONTROL: control.astype(np.float32)}, {})
+    outcome = run_algorithm(
+        "scaffold", open_runtime(bundle), bundle, as_data(device.data), inputs, settings
+    )
+    now, weighed, rates = START.astype(float), np.zeros(2), [0.05, 0.2, 0.1, 0.05]
+    for rate in rates:
+        gradient = device.gradient(now)
+        now -= rate * (gradient + control)
+        weighed += rate * gradient
+    np.testing.assert_allclose(outcome.parts[UPDATE], now - START, rtol=1e-5)
+    np.testing.assert_allclose(outcome.tied[CONTROL], weighed / sum(rates), rtol=1e-5)
 
 
 def test_the_first_rounds_of_feddyn_by_hand(bundle: Bundle) -> None:

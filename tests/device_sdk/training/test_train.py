@@ -6,6 +6,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -23,7 +24,7 @@ from fleetlearn_device.training.train import (
     train,
 )
 from fleetlearn_export import LocalStep, export_bundle
-from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.messages import Evaluation, StepSchedule
 from line_bundle import line_data, write_line_bundle
 
 HYPER = {"lr": 0.1, "mu": 0.01}
@@ -73,6 +74,54 @@ def test_it_is_the_runtimes_steps_over_the_batches(case: Any, runtime: Runtime, 
     assert outcome.loss == pytest.approx(sum(losses) / 100)
     assert outcome.metrics == pytest.approx({"accuracy": sum(hits) / 100})
     assert outcome.evaluation is None
+
+
+@pytest.mark.parametrize("steps", [None, 4])
+def test_a_schedule_multiplies_each_step_s_rate(
+    case: Any, runtime: Runtime, data: Any, steps: int | None
+) -> None:
+    """Two passes of three batches: without a number of steps the wave goes over all six."""
+    schedule = StepSchedule("cosine", warm_up=1, start=0.5, steps=steps)
+    outcome = run(runtime, data, schedule=schedule)
+    by_hand = open_runtime(case.path)
+    start = by_hand.parameters.copy()
+    length = steps or 5
+    wave = [(1 + np.cos(np.pi * min(step, length) / length)) / 2 for step in range(5)]
+    factors = [0.5, *(1e-4 + (1 - 1e-4) * height for height in wave)]
+    batches = [batch for epoch in range(2) for batch in as_data(data).batches(20, 3, epoch)]
+    for factor, batch in zip(factors, batches, strict=True):
+        by_hand.step(batch, **(HYPER | {"lr": HYPER["lr"] * factor}))
+    np.testing.assert_allclose(outcome.update, by_hand.parameters - start, atol=1e-7)
+    assert outcome.factors == pytest.approx(sum(factors))
+    runtime.load(start)
+    assert run(runtime, data).factors == 6.0
+
+
+def test_a_schedule_over_the_task_needs_batches_that_are_counted(
+    runtime: Runtime, data: Any
+) -> None:
+    class Stream:
+        def __iter__(self) -> Iterator[Any]:
+            return as_data(data).batches(20, None)
+
+    batches = [*as_data(data).batches(20, None)]
+    counted, uncounted = (as_data(each, examples=50) for each in (batches, Stream()))
+    start = runtime.parameters.copy()
+    falling = StepSchedule("linear")
+    assert run(runtime, counted, schedule=falling).factors == pytest.approx(3.5, rel=1e-3)
+    runtime.load(start)
+    with pytest.raises(DataError, match=r"local\.step_schedule\.steps in the plan"):
+        run(runtime, uncounted, schedule=falling)
+    assert run(runtime, uncounted, schedule=StepSchedule("linear", steps=6)).steps == 6
+
+
+def test_a_schedule_needs_a_learning_rate(tmp_path: Path) -> None:
+    own = write_line_bundle(tmp_path / "own.bundle", references=["anchor"])
+    hyper = tuple(row for row in own.manifest.hyper if row.name != "lr")
+    runtime = open_runtime(own)
+    runtime.manifest = msgspec.structs.replace(own.manifest, hyper=hyper)
+    with pytest.raises(ValueError, match=r"has no lr; it takes mu"):
+        run(runtime, line_data(12), hyper={"mu": 0.1}, schedule=StepSchedule("constant"))
 
 
 def test_the_update_outlives_further_training(runtime: Runtime, data: Any) -> None:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 SHARED = ("anchor", "hyper")
+RATE = "hyper.lr"
 HYPER = {"lr": 0.05, "mu": 0.3}
 
 
@@ -44,7 +45,9 @@ def inputs_for(bundle: Bundle, session: Any, rows: int) -> dict[str, Any]:
     for row in session.get_inputs():
         shape = [size if isinstance(size, int) else rows for size in row.shape]
         kind, _, name = row.name.partition(".")
-        if kind == "hyper":
+        if row.name == RATE and shape:
+            feed[row.name] = rng.uniform(0.01, 0.09, shape).astype(np.float32)
+        elif kind == "hyper":
             feed[row.name] = np.array(HYPER.get(name, defaults[name]), np.float32)
         elif row.name == "batch.y":
             feed[row.name] = rng.integers(3, size=shape)
@@ -68,9 +71,9 @@ def check(bundle: Bundle, rows: int, steps: list[int]) -> None:
         }
         for number in range(count):
             batch = {
-                name: value[device, number]
+                name: np.asarray(value[device, number])
                 for name, value in feed.items()
-                if name.startswith("batch.")
+                if name.startswith("batch.") or (name == RATE and value.ndim)
             }
             seed = {"seed": np.asarray(feed["seed"][device] + number)} if "seed" in feed else {}
             after = run(single, now | batch | seed)
@@ -225,3 +228,41 @@ def test_what_is_not_a_block_is_refused(tmp_path: Path, many: Any) -> None:
     with pytest.raises(ExportError, match=r"expected TrainMany\(devices, steps\)"):
         export_bundle(nn.Linear(5, 3), functional.cross_entropy, (x, y), tmp_path / "b", many=many)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_learning_rate_for_each_step_of_each_device(tmp_path: Path, optimizer: str) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), torch.randn(5, 4)
+    bundle = export_bundle(
+        model,
+        functional.cross_entropy,
+        (x, torch.tensor([0, 1, 2, 0, 1])),
+        tmp_path / "rates.bundle",
+        step=LocalStep(optimizer),
+        many=TrainMany(3, 4, lr_by_step=True),
+    ).bundle
+    assert bundle.manifest.many == TrainMany(3, 4, lr_by_step=True)
+    (rate,) = [row for row in session_of(bundle, TRAIN_MANY).get_inputs() if row.name == RATE]
+    assert rate.shape == [3, 4]
+    check(bundle, 5, [4, 2, 0])
+
+
+def test_a_step_without_lr_has_none_for_each_step(tmp_path: Path) -> None:
+    def own(params: Any, state: Any, batch: Any, hyper: Any, *, objective: Any) -> Any:
+        found = objective(params, batch)
+        moved = {
+            name: params[name] - hyper["rate"] * gradient
+            for name, gradient in found.gradients.items()
+        }
+        return {**params, **moved}, state, {"loss": found.loss}
+
+    with pytest.raises(ExportError, match="no hyper-parameter lr; it has rate"):
+        export_bundle(
+            nn.Linear(4, 3),
+            functional.cross_entropy,
+            (torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])),
+            tmp_path / "own.bundle",
+            step=own,
+            hyper={"rate": 0.1},
+            many=TrainMany(3, 4, lr_by_step=True),
+        )

@@ -155,6 +155,17 @@ def test_training() -> None:
             parts.append(str(len(table)).encode())
             for name in sorted(table):
                 parts += [name.encode(), written(table[name], how)]
+        if schedule := task["schedule"]:
+            parts += [schedule["kind"].encode(), written(schedule["warm_up"], str)]
+            for name, how in (
+                ("start", double),
+                ("every", str),
+                ("factor", double),
+                ("steps", str),
+                ("least", double),
+                ("first", str),
+            ):
+                parts.append(written(schedule[name], how))
         whole = prefixed(b"fleetlearn.v1 training", *parts)
         assert case["digest"] == hashlib.sha256(whole).hexdigest()
         one_model = "1" if secure["least_factor"] is None else "0"

@@ -21,7 +21,7 @@ from fleetlearn_device.training.kept_state import kept_state_size
 from fleetlearn_device.training.train import train
 from fleetlearn_export import LocalStep, TrainMany, export_bundle
 from fleetlearn_protocol import Bundle, open_bundle
-from fleetlearn_protocol.messages import Evaluation
+from fleetlearn_protocol.messages import Evaluation, StepSchedule
 from fleetlearn_simulator.data.generators import Arrays
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
@@ -34,12 +34,12 @@ from fleetlearn_simulator.training.backend import (
     means,
     steps_of,
 )
+from fleetlearn_simulator.training.fit_for_many import not_for_many
 from fleetlearn_simulator.training.kept_rows import NO_ROW, row_files
 from fleetlearn_simulator.training.trained_devices import KEPT_STATE, TrainedDevices, concatenate
 from fleetlearn_simulator.training.vectorized import (
     Vectorized,
     divide_into_blocks,
-    not_for_many,
     workloads_of,
 )
 from numpy.typing import NDArray
@@ -591,3 +591,55 @@ def test_what_trains_device_by_device_says_so(softmax: Path) -> None:
         SimulatorError, match='trains device by device: choose the back end "bundle"'
     ):
         Vectorized(bundle, LocalSettings({"lr": 0.1}, 1, 10, "scaffold-gradient"), Own([10], 60))
+
+
+SCHEDULES = [
+    StepSchedule("cosine", warm_up=2, start=0.3),
+    StepSchedule("step", every=3, factor=0.5, first=2),
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.kind)
+def test_the_back_ends_agree_about_a_learning_rate_by_step(
+    tmp_path: Path, schedule: StepSchedule
+) -> None:
+    """Devices have different numbers of steps, more than a call has; SCAFFOLD sums the rates."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        module, x, y = nn.Linear(6, 8), torch.randn(10, 6), torch.randint(8, (10,))
+    bundle = cached_export(
+        module,
+        nn.functional.cross_entropy,
+        (x, y),
+        tmp_path / "rates.bundle",
+        step=LocalStep("sgd", correction=True),
+        many=TrainMany(4, 3, lr_by_step=True),
+    ).bundle
+    task = LocalSettings({"lr": 0.5}, 2, 10, "scaffold", schedule=schedule)
+    source = Own(SIZES, 6, classes=8)
+    one, many = (kind(bundle, task, source) for kind in (PerDevice, Vectorized))
+    control = np.full(bundle.manifest.size, 0.01, np.float32)
+    inputs, jobs = RoundInputs(bundle.parameters(), {"control": control}), some_jobs(SIZES)
+    first, second = one.train(inputs, jobs), many.train(inputs, jobs)
+    check_alike(first, second, 5e-6)
+    np.testing.assert_allclose(
+        second.vectors["control"], first.vectors["control"], atol=2e-5, rtol=1e-4
+    )
+    plain = RoundInputs(*inputs[:2], schedule=StepSchedule("constant"))
+    still, fixed = one.train(plain, jobs), many.train(plain, jobs)
+    check_alike(still, fixed, 5e-6)
+    assert (np.abs(still.updates - first.updates).max(axis=1) > 1e-4).sum() > len(jobs) // 2
+    without = PerDevice(bundle, task._replace(schedule=None), source).train(inputs, jobs)
+    assert bits(without) == bits(still), "a factor of 1 changes no bit"
+
+
+def test_a_graph_with_one_learning_rate_says_so(softmax: Path) -> None:
+    bundle = open_bundle(softmax)
+    why = not_for_many(bundle, 10, by_step=True)
+    assert why is not None
+    assert why.endswith(
+        "has one learning rate for all of its steps, and the plan has [local.step_schedule]"
+    )
+    task = LocalSettings({"lr": 0.1}, 1, 10, schedule=SCHEDULES[0])
+    with pytest.raises(SimulatorError, match="TrainMany\\(devices, steps, lr_by_step=True\\)"):
+        Vectorized(bundle, task, Own([10], 60))

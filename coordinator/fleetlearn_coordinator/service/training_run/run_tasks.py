@@ -57,6 +57,7 @@ class RunTasks:
             algorithm=local.algorithm,
             personal_epochs=local.personal_epochs,
             secure=self.secure,
+            schedule=self._plan.steps_of(version),
             **private._asdict(),
         )
 

@@ -1,7 +1,7 @@
 package fleetlearn.protocol
 
 /** The newest and the oldest version of the protocol that this SDK speaks (PROTOCOL.md, section 10). */
-const val PROTOCOL_VERSION = 2L
+const val PROTOCOL_VERSION = 3L
 const val OLDEST_PROTOCOL_VERSION = 1L
 
 /** The WebSocket subprotocol that both sides name in the handshake. */
@@ -41,6 +41,7 @@ private val bytes64 = pattern("[0-9a-f]{128}")
 private val bytes80 = pattern("[0-9a-f]{160}")
 private val bytes82 = pattern("[0-9a-f]{164}")
 val name = pattern("[A-Za-z_][A-Za-z0-9_.-]{0,127}")
+private val url = pattern("https?://[!-~]{1,4088}")
 private val forPeople = text(MAX_TEXT)
 private val label = text(100)
 private val numbers = record(name, number(), 64)
@@ -73,6 +74,15 @@ private val secureTask = fields(
     "shares" to optional(record(identifier, bytes82, 96), emptyMap<String, Any>()),
     "reports" to optional(nullable(integer(2, 65537)), null),
 )
+private val piece = fields("begin" to offset, "size" to vectorSize, "chosen" to optional(flag, false))
+private val selection = fields("pieces" to list(piece, 512, 1), "rows" to list(integer(0, 1L shl 31), 8192))
+private val share = number(1e-30, 1.0)
+private val stepSchedule = fields(
+    "kind" to oneOf("constant", "step", "exponential", "linear", "cosine", "one-cycle"),
+    "warm_up" to optional(integer(), 0L), "start" to optional(share, 1.0), "every" to optional(integer(1), 1L),
+    "factor" to optional(share, 1.0), "steps" to optional(nullable(integer(1)), null),
+    "least" to optional(share, 1e-4), "first" to optional(integer(), 0L),
+)
 private val part =
     fields("name" to identifier, "encoding" to identifier, "size" to vectorSize, "crc32" to integer(0, (1L shl 32) - 1))
 private val evaluation =
@@ -94,8 +104,14 @@ private val FROM_DEVICE = mapOf(
         "privacy" to optional(identifiers, emptyList<Any>()),
         "functions" to optional(list(functionName, 64), emptyList<Any>()),
     ),
-    "heartbeat" to fields("task" to optional(nullable(identifier), null), "steps" to optional(integer(), 0L)),
-    "fetch" to fields("sha256" to digest, "offset" to optional(offset, 0L)),
+    "heartbeat" to fields(
+        "task" to optional(nullable(identifier), null), "steps" to optional(integer(), 0L),
+        "fetched" to optional(offset, 0L),
+    ),
+    "fetch" to fields(
+        "sha256" to digest, "offset" to optional(offset, 0L), "end" to optional(nullable(offset), null),
+        "http" to optional(flag, false), "selection" to optional(nullable(selection), null),
+    ),
     "report" to fields(
         "task" to identifier, "round" to round, "parts" to list(part, MAX_VECTORS, 1), "examples" to examples,
         "steps" to integer(1, 1L shl 31), "epochs" to number(0.0, 1e6), "complete" to flag, "loss" to number(),
@@ -126,6 +142,7 @@ private val FROM_COORDINATOR = mapOf(
         "chunk_bytes" to integer(4, CHUNK_BYTES.toLong(), 4), "ineligible" to optional(forPeople, ""),
         "waits" to optional(forPeople, ""), "protocol" to optional(version, 1L),
         "newest" to optional(nullable(fields("bundle" to digest, "model" to reference)), null),
+        "warning" to optional(forPeople, ""),
     ),
     "task" to fields(
         "task" to identifier, "round" to round, "bundle" to digest, "vectors" to list(reference, MAX_VECTORS, 1),
@@ -137,6 +154,7 @@ private val FROM_COORDINATOR = mapOf(
         "personal_epochs" to optional(nullable(integer(1, 1_000_000)), null),
         "clip" to optional(nullable(positive), null), "local_noise" to optional(nullable(positive), null),
         "privacy" to optional(nullable(privacyNote), null), "secure" to optional(nullable(secureTask), null),
+        "schedule" to optional(nullable(stepSchedule), null),
     ),
     "question" to fields(
         "task" to identifier, "kind" to identifier, "deadline" to seconds, "phase" to optional(integer(1, 1000), 1L),
@@ -146,7 +164,10 @@ private val FROM_COORDINATOR = mapOf(
     "trust" to fields("keys" to list(digest, 8, 1)),
     "signed" to fields("message" to text(32 * 1024), "key" to digest, "signature" to bytes64),
     "come-back" to fields("after" to seconds, "reason" to oneOf("no-task", "busy", "stopping", "finished")),
-    "content" to fields("transfer" to transfer, "sha256" to digest, "size" to offset, "offset" to offset),
+    "content" to fields(
+        "transfer" to transfer, "sha256" to digest, "size" to offset, "offset" to offset,
+        "end" to optional(nullable(offset), null), "url" to optional(nullable(url), null),
+    ),
     "grant" to fields("task" to identifier, "transfer" to transfer, "offset" to offset),
     "weighing" to fields("task" to identifier, "factor" to number(0.0, 1.0)),
     "waiting" to fields("task" to optional(nullable(identifier), null), "sha256" to optional(nullable(digest), null)),

@@ -125,6 +125,8 @@ class Trainer(
         var (steps, seen) = 0L to 0L
         var lossSum = 0.0
         val metricSums = HashMap<String, Double>()
+        val size = task.long("batch_size")
+        val planned = epochs * if (size == 0L) 1L else (data.examples + size - 1) / size
         val began = clock()
         for (epoch in 0 until epochs) {
             for (batch in data.batches(task.long("batch_size").toInt(), seed, epoch)) {
@@ -132,7 +134,7 @@ class Trainer(
                     val passes = epoch + (seen - epoch * data.examples).toDouble() / data.examples
                     return Done(steps, passes, false, lossSum / seen, means(metricSums, seen))
                 }
-                val loss = bundle.runtime.step(batch, seed + steps and LARGEST, hyper)
+                val loss = bundle.runtime.step(batch, seed + steps and LARGEST, at(task, hyper, steps, planned))
                 steps++
                 seen += batch.examples
                 if (!(abs(loss) <= LARGEST_NUMBER)) {
@@ -145,6 +147,16 @@ class Trainer(
             }
         }
         return Done(steps, epochs.toDouble(), true, lossSum / seen, means(metricSums, seen))
+    }
+
+    /** Return the hyper-parameters of a step, with its learning rate. */
+    private fun at(task: Message, hyper: Map<String, Double>, step: Long, steps: Long): Map<String, Double> {
+        @Suppress("UNCHECKED_CAST")
+        val schedule = task["schedule"] as Map<String, Any?>? ?: return hyper
+        val lr = hyper["lr"] ?: throw TrainingException(
+            "runtime-error", "the learning rate has a schedule, and the bundle's step has no lr",
+        )
+        return hyper + ("lr" to lr * factorAt(schedule, step, steps))
     }
 
     /** Return the sums of the loaded model over all data. */

@@ -27,7 +27,7 @@ import { CODES, MAX_TEXT, ProtocolError } from "./errors.ts";
 import { CHUNK_BYTES } from "./frames.ts";
 
 /** The newest and the oldest version of the protocol that this SDK speaks (PROTOCOL.md, section 10). */
-export const PROTOCOL_VERSION = 2;
+export const PROTOCOL_VERSION = 3;
 export const OLDEST_PROTOCOL_VERSION = 1;
 /** The WebSocket subprotocol that both sides name in the handshake. */
 export const PROTOCOL_NAME = "fleetlearn.v1";
@@ -100,12 +100,23 @@ const secureTask = object({
 const piece = object({ begin: offset, size: vectorSize, chosen: optional(flag, false) });
 /** Pieces of a content, and rows of tables among them. This SDK asks for whole contents. */
 const selection = object({ pieces: list(piece, 512, 1), rows: list(integer(0, 2 ** 31), 8192) });
+const stepSchedule = object({
+  kind: oneOf(["constant", "step", "exponential", "linear", "cosine", "one-cycle"]),
+  warm_up: optional(integer(), 0),
+  start: optional(number(1e-30, 1), 1),
+  every: optional(integer(1), 1),
+  factor: optional(number(1e-30, 1), 1),
+  steps: optional(nullable(integer(1)), null),
+  least: optional(number(1e-30, 1), 1e-4),
+  first: optional(integer(), 0),
+});
 const part = object({ name: identifier, encoding: identifier, size: vectorSize, crc32: integer(0, 2 ** 32 - 1) });
 export const evaluation = object({ examples, loss_sum: number(), metric_sums: optional(numbers, {}) });
 
 export type VectorReference = Checked<typeof vectorReference>;
 export type Part = Checked<typeof part>;
 export type SecureTask = Checked<typeof secureTask>;
+export type StepSchedule = Checked<typeof stepSchedule>;
 export type Evaluation = Checked<typeof evaluation>;
 
 const FAILURES = [
@@ -234,6 +245,7 @@ const FROM_COORDINATOR = {
     local_noise: optional(nullable(positive), null),
     privacy: optional(nullable(privacyNote), null),
     secure: optional(nullable(secureTask), null),
+    schedule: optional(nullable(stepSchedule), null),
   }),
   question: object({
     type: literal("question"),

@@ -5,7 +5,7 @@
  * the others, the sum of a round would be the one device's update.
  */
 
-import type { Task } from "../protocol/messages.ts";
+import type { StepSchedule, Task } from "../protocol/messages.ts";
 import { sha256 } from "../protocol/sha256.ts";
 import { lengthPrefixed, type MaskedUpdate, type MaskTerms } from "./about.ts";
 
@@ -42,6 +42,7 @@ export function trainingDigest(task: MaskedTask): string {
     ...hyper.flatMap((name) => [encoder.encode(name), double(task.hyper[name]!)]),
     integer(parts.length),
     ...parts.flatMap((name) => [encoder.encode(name), encoder.encode(task.parts[name])]),
+    ...(task.schedule === null ? [] : scheduleFields(task.schedule)),
   ];
   return sha256(lengthPrefixed(fields));
 }
@@ -69,6 +70,19 @@ export function updateOf(task: Task, device: string): MaskedUpdate {
 /** Return what names the run that a task belongs to: what stands before the first `-` of the task's name. */
 export function runOf(task: string): string {
   return task.split("-", 1)[0]!;
+}
+
+function scheduleFields(schedule: StepSchedule): Uint8Array[] {
+  return [
+    encoder.encode(schedule.kind),
+    integer(schedule.warm_up),
+    double(schedule.start),
+    integer(schedule.every),
+    double(schedule.factor),
+    integer(schedule.steps),
+    double(schedule.least),
+    integer(schedule.first),
+  ];
 }
 
 function integer(value: number | null): Uint8Array {

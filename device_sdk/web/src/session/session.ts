@@ -202,6 +202,7 @@ export class Session {
         challenge: null,
         error: "",
         wants: "tasks",
+        functions: [],
         ...stated,
         trusts: this.trusted,
         exchanges: required ? [] : (this.#options.exchanges ?? []), // an answer tells of the data
@@ -431,7 +432,16 @@ export class Session {
     if (this.known !== null && this.#canAsk() && now >= this.#lastProgress + PATIENCE) {
       this.#asking = true;
       this.#lastProgress = now;
-      return [send({ type: "fetch", sha256: this.known.sha256, offset: this.known.size, end: null, http: false })];
+      return [
+        send({
+          type: "fetch",
+          sha256: this.known.sha256,
+          offset: this.known.size,
+          end: null,
+          http: false,
+          selection: null,
+        }),
+      ];
     }
     return [];
   }
@@ -782,7 +792,7 @@ export class Session {
     this.work = { is: "fetching", assignment, wanted, http, content: null, end: 0 };
     this.#lastProgress = now;
     const end = (size ?? limit) > offset + PART ? offset + PART : null;
-    return send({ type: "fetch", sha256, offset, end, http });
+    return send({ type: "fetch", sha256, offset, end, http, selection: null });
   }
 
   /** Have the first wanted content checked, all of whose bytes are there. */

@@ -143,6 +143,7 @@ async function plain(work: Work): Promise<Outcome> {
  * Train with c - c_k added to each gradient; c_k becomes the mean of the steps' gradients (option II).
  *
  * Karimireddy et al. 2020, "SCAFFOLD", arXiv 1910.06378, algorithm 1: c_k+ = c_k - c + (x - y) / (K lr).
+ * With a schedule K lr is the sum of the steps' learning rates.
  */
 async function scaffold(work: Work): Promise<Outcome> {
   const { lr = 0 } = work.settings.hyper;
@@ -150,11 +151,11 @@ async function scaffold(work: Work): Promise<Outcome> {
   await load(work, correctionOf(work));
   const result = await trainLoaded(work);
   const server = work.vectors.control!;
-  const steps = Math.fround(result.steps * lr);
+  const rates = Math.fround(result.factors * lr);
   return withControl(
     work,
     result,
-    server.map((c, place) => -c - Math.fround(result.update[place]! / steps)),
+    server.map((c, place) => -c - Math.fround(result.update[place]! / rates)),
   );
 }
 

@@ -2,10 +2,11 @@
 
 import { checkFinite } from "../protocol/formats.ts";
 import { gatherBuffers, type Hyper, withoutBuffers } from "../protocol/manifest.ts";
-import type { Evaluation } from "../protocol/messages.ts";
+import type { Evaluation, StepSchedule } from "../protocol/messages.ts";
 import type { Batch, FittedData } from "./data.ts";
 import { TrainingError } from "./errors.ts";
 import { collectKeptState } from "./kept_state.ts";
+import { factorAt } from "./learning_rates.ts";
 import type { Runtime } from "./runtime.ts";
 
 /** Seeds of a random step: 0 to 2^53 - 1. */
@@ -26,6 +27,8 @@ export interface Settings {
   readonly timeBudget: number;
   /** Measure the loaded model on all data first. */
   readonly evaluate: boolean;
+  /** What the steps' learning rates are multiplied by. null: 1. */
+  readonly schedule: StepSchedule | null;
   /** Called after each batch that was evaluated, and after each step with its loss. Throws StoppedError. */
   readonly onBatch: (loss?: number) => void | Promise<void>;
 }
@@ -38,6 +41,8 @@ export interface TrainingResult {
   readonly buffers: Float32Array;
   readonly keptState: Float32Array;
   readonly steps: number;
+  /** Sum of the schedule's factors of the steps; without a schedule the number of steps. */
+  readonly factors: number;
   /** Passes that were done; a fraction where the last one was cut short. */
   readonly epochs: number;
   readonly complete: boolean;
@@ -78,13 +83,19 @@ export async function train(
   hooks: Hooks = {},
 ): Promise<TrainingResult> {
   const start = performance.now();
-  const { epochs, batchSize, seed, timeBudget } = settings;
+  const { epochs, batchSize, seed, timeBudget, hyper, schedule } = settings;
   if (!(timeBudget > 0)) {
     throw new TrainingError("out-of-time", `the time budget is ${timeBudget / 1000} s: nothing can be done in it`);
   }
   const evaluation = settings.evaluate ? await evaluateData(runtime, data, settings) : null;
   await hooks.beforeSteps?.();
+  if (schedule !== null && hyper.lr === undefined) {
+    const text = `the learning rate has a schedule, and the step of bundle ${runtime.manifest.name} has no lr`;
+    throw new TrainingError("runtime-error", text);
+  }
+  const planned = epochs * Math.ceil(data.examples / (batchSize || data.examples));
   let steps = 0;
+  let factors = 0;
   let seen = 0;
   let passes = 0;
   let lossSum = 0;
@@ -103,8 +114,11 @@ export async function train(
         complete = false;
         break passesOverData;
       }
-      const { loss, metrics } = await doStep(batch, seedPlus(seed, steps), settings.hyper);
+      const factor = schedule === null ? 1 : factorAt(schedule, steps, planned);
+      const values = schedule === null ? hyper : { ...hyper, lr: hyper.lr! * factor };
+      const { loss, metrics } = await doStep(batch, seedPlus(seed, steps), values);
       steps += 1;
+      factors += factor;
       seen += batch.examples;
       if (!(Math.abs(loss) <= LARGEST)) throw diverged(data, `step ${steps}'s loss is ${loss}: a smaller lr may help`);
       lossSum += loss * batch.examples;
@@ -138,6 +152,7 @@ export async function train(
     buffers,
     keptState,
     steps,
+    factors,
     epochs: complete ? epochs : passes + Math.min(1, (seen - passes * data.examples) / data.examples),
     complete,
     loss: lossSum / seen,

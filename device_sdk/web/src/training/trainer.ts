@@ -228,6 +228,7 @@ export class Trainer {
         batchSize: task.batch_size,
         seed: task.seed,
         timeBudget: end - performance.now(),
+        schedule: task.schedule,
         evaluate: task.evaluate && !masked, // nothing that is measured is sent beside a masked update
         onBatch: (loss) => {
           if (loss !== undefined) this.progress = { step: (this.progress?.step ?? 0) + turns, steps, loss };

@@ -134,12 +134,12 @@ describe("checking in", () => {
     expect(hear({ type: "refused", code: "replaced", text: "you" })).toEqual(["stop-training", "close"]);
     expect(session.error).toMatchObject({ code: "replaced" });
   });
-  test.each([1, 2])("speaks version %i where the coordinator chooses it", (protocol) => {
-    expect(session.connected(0)[0]).toMatchObject({ message: { protocol: 1, newest_protocol: 2 } });
+  test.each([1, 2, 3])("speaks version %i where the coordinator chooses it", (protocol) => {
+    expect(session.connected(0)[0]).toMatchObject({ message: { protocol: 1, newest_protocol: 3 } });
     expect(hear({ type: "welcome", coordinator: "", heartbeat: 10, chunk_bytes: 4096, protocol })).toEqual([]);
     expect(session.link.is).toBe("online");
   });
-  test.each([0, 3])("leaves a coordinator that chose version %i", (protocol) => {
+  test.each([0, 4])("leaves a coordinator that chose version %i", (protocol) => {
     session.connected(0);
     const welcome = JSON.stringify({ type: "welcome", coordinator: "", heartbeat: 10, chunk_bytes: 4096, protocol });
     expect(session.received(welcome, 0).at(-1)).toMatchObject({ do: "close", code: 1002 });

@@ -23,6 +23,7 @@ export const PLAIN_TASK: Task = {
   local_noise: null,
   privacy: null,
   secure: null,
+  schedule: null,
 };
 
 /** The public key of a helper. */
