@@ -136,9 +136,11 @@ def export_bundle(
     and what to do.
     """
     if example is None or path is None:
-        missing = " and ".join(
-            name for name, value in {"example": example, "path": path}.items() if value is None
-        )
+        needed = {
+            "example, one batch of arrays such as example=(x, y)": example,
+            'path, the folder to write, such as path="digits.bundle"': path,
+        }
+        missing = ", and ".join(text for text, value in needed.items() if value is None)
         raise TypeError(f"export_bundle needs {missing}")
     if split is not None and (loss is None or isinstance(example, Mapping)):
         given = "an example that is a dict" if loss is not None else "a model that returns its loss"

@@ -148,7 +148,7 @@ def write_exported(
             model,
             loss,
             given.arrays,
-            dict(metrics or {}),
+            {} if metrics is None else metrics,
             given.names,
             given.targets,
             features,

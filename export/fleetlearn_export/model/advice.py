@@ -37,6 +37,38 @@ ADVICE: Sequence[Advice] = (
         "convert the array, with array.astype(numpy.float32) or tensor.float()",
     ),
     Advice(
+        r"argument '\w+' .*must be Tensor, not (?!None|str|int|float)",
+        "the model returns several outputs together, and loss= and metrics get them as they are: "
+        "write functions that take what they need, such as lambda outputs, y: "
+        'cross_entropy(outputs[0], y), or outputs["logits"] of a dict',
+    ),
+    Advice(
+        r"expected target dtype to be Long|Target -?\d+ is out of bounds",
+        "cross_entropy's labels are the numbers of classes, integers from 0 to the number of the "
+        "model's outputs minus 1: convert with array.astype(numpy.int64), and look at how many "
+        "outputs the model's last layer has",
+    ),
+    Advice(
+        r"\w+_softmax\w* not implemented for '(Long|Int)'|_softmax_\w+\W+not implemented for '",
+        "a softmax of integers: loss= and metrics are called with the model's outputs first, then "
+        "the labels",
+    ),
+    Advice(
+        r"must have the same dtype, but got (Long|Int|Byte|Char)",
+        "an array of the example holds integers, and a layer of the model takes float32: convert "
+        "it, with array.astype(numpy.float32) or tensor.float()",
+    ),
+    Advice(
+        r"result type Float can't be cast to the desired output type Long",
+        "this loss takes labels as float32, as those of probabilities and numbers do: convert "
+        "them, with array.astype(numpy.float32) or tensor.float()",
+    ),
+    Advice(
+        r"mat1 and mat2 shapes cannot be multiplied",
+        "a row of the example has not as many values as a layer takes (the first number of "
+        "torch.nn.Linear): look at the shapes of the example's arrays, or flatten them in forward",
+    ),
+    Advice(
         r"does not require grad and does not have a grad_fn",
         "the model or its loss differentiates (torch.autograd.grad or backward) while no gradients "
         "are recorded. An evaluation runs under torch.no_grad(), on every device too: put the "

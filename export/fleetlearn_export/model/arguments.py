@@ -41,6 +41,11 @@ class IndexRange(NamedTuple):
 def check_kinds(model: object, loss: object, metrics: Mapping[str, object]) -> None:
     """Raise ExportError if the model is not a module that can be recorded, or a function is
     none."""
+    if not isinstance(metrics, Mapping):
+        raise ExportError(
+            f"metrics= is a {type(metrics).__name__}; expected functions (outputs, *targets) by "
+            'name, such as metrics={"accuracy": accuracy}'
+        )
     functions = {"the loss": loss, **{f"metric {name}": metric for name, metric in metrics.items()}}
     for what, value in {"the model": model, **functions}.items():
         refuse_class(what, value)
@@ -115,7 +120,9 @@ def arranged(
                 "expected how many of its arrays, the last ones, are labels, or an example that is "
                 "a dict"
             )
-        count = 1 if targets is None else targets
+        # A model that returns its loss may need no labels: an autoencoder compares with its input.
+        alone = returns_loss and isinstance(example, Sequence) and len(example) == 1
+        count = int(not alone) if targets is None else targets
         return Arranged(example, None if names is None else list(names), count, None)
     among = list(example)
     if names is not None:
@@ -151,15 +158,17 @@ def named_batch(
     """Return the rows of the example that are used, by name, as new tensors. Raises
     ExportError."""
     if isinstance(example, Tensor) or not isinstance(example, Sequence):
+        loads = hasattr(example, "__len__") and not isinstance(example, Tensor)
+        batch = ": one batch, as next(iter(loader)) gives it" if loads else ""
         raise ExportError(
             f"the example is a {type(example).__name__}; expected a tuple of arrays such as "
-            "(x, y), or a dict of arrays by name"
+            f"(x, y), or a dict of arrays by name{batch}"
         )
     if not 0 <= targets < len(example):
         raise ExportError(
             f"the example has {len(example)} arrays, of which the last {targets} are the loss's "
-            "targets; expected at least one array before them, the model's input (see the argument "
-            "`targets`)"
+            "targets; expected at least one array before them, the model's input. Give the labels "
+            "too, as in example=(x, y), or targets=0 if loss= gets the model's outputs alone"
         )
     names = (
         list(names) if names is not None else default_array_names(len(example) - targets, targets)

@@ -20,6 +20,7 @@ from fleetlearn_export.model.backward_runs import (
     refuse_other_run,
     skipped_by_chance,
 )
+from fleetlearn_export.model.call_misfits import misfits_named
 from fleetlearn_export.model.on_disk import on_disk
 from fleetlearn_export.model.other_random import without_other_random
 from fleetlearn_export.model.random_evaluation import DropoutRefused, drawn_from_fixed_seed
@@ -80,7 +81,8 @@ def _checked_by_running(user: UserModel, features: Function | None) -> UserModel
 
             def run() -> None:
                 torch.manual_seed(0)
-                runs.append(backward_run(user, features, rows, before))
+                with misfits_named(user):
+                    runs.append(backward_run(user, features, rows, before))
 
             with AutocastRefused():
                 who = "the model, its loss or a metric"

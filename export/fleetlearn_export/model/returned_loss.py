@@ -77,7 +77,7 @@ def _described(value: Any) -> str:
     return type(value).__name__
 
 
-def _no_loss(found: str, instead: str = "") -> ExportError:
+def _no_loss(found: str, instead: str = "return it, ") -> ExportError:
     return ExportError(
         f"loss= was not given, and the model returns {found}; expected a scalar, the batch's mean "
         f"loss: alone, or in a tuple, dict or dataclass, where it is named loss or is the only "

@@ -464,7 +464,7 @@ def _checked_hyper(
                 if declared is None
                 else f"the step has {', '.join(declared)}, each"
             )
-            raise ExportError(f"hyper-parameter {name}={value}: {known} a finite number")
+            raise ExportError(f"hyper-parameter {name}={value!r}: {known} a finite number")
     return {
         **(declared or {}),
         **{name: None if value is None else float(value) for name, value in given.items()},
