@@ -23,11 +23,11 @@ from fleetlearn_coordinator.plan.privacy_rules import privacy_misfit, privacy_re
 from fleetlearn_coordinator.plan.privacy_terms import private_bound
 from fleetlearn_coordinator.plan.recipes import RECIPES
 from fleetlearn_coordinator.plan.row_rules import row_misfit
-from fleetlearn_coordinator.plan.schedule_section import schedule_remarks
 from fleetlearn_coordinator.plan.scores_rules import scores_misfit
 from fleetlearn_coordinator.plan.sections import Models, Stop
 from fleetlearn_coordinator.plan.secure_rules import secure_misfit, secure_remarks
 from fleetlearn_coordinator.plan.toml_errors import near
+from fleetlearn_coordinator.plan.without_effect import without_effect
 
 TERMS = ("proximal", "contrastive")
 """Switches of the bundle's step whose weight is mu."""
@@ -191,7 +191,7 @@ class PlanForBundle(PlanKeys, frozen=True, kw_only=True):
                 "the bundle's step has MOON's contrastive term, and its weight mu is 0: devices "
                 'compute it for nothing. Set recipe = "moon" and local.mu, or export without it'
             )
-        texts += schedule_remarks(self.local.schedule, self.local.step_schedule, self.stop.rounds)
+        texts += without_effect(self)
         if remark := self.selection.remark(self.round.weighting):
             texts.append(remark)
         return texts + privacy_remarks(self) + secure_remarks(self)

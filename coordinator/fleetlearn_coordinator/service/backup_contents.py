@@ -33,6 +33,7 @@ SERVICE_PATHS = (
     "identities", "runs", "signing_keys", "tls.certificate", "tls.key", "tls.clients",
     "page.folder", "alerts.webhook_ca", "nats.password_file", "nats.token_file", "nats.credentials",
     "nats.ca", "nats.certificate", "nats.key", "gateway.data_dir",
+    "plugins.folder",
 )  # fmt: skip
 """The keys of a service file that are paths."""
 
@@ -124,7 +125,7 @@ def _add_plan(found: BackupContents, name: str, path: Path) -> None:
     found.secret.add(data)
     for bundle in {*plan.members.values()}:
         found.files += _files_of(plain(bundle))  # an archive, or a folder
-    if plan.initial is not None:
+    if plan.initial is not None and plan.initial.is_file():  # a run that has begun needs it no more
         found.files.append(plain(plan.initial))
     if plan.evaluation.data is not None:
         found.files.append(plain(plan.evaluation.data))

@@ -32,6 +32,7 @@ from fleetlearn_coordinator.plan.initial_model import initial_model
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.privacy_terms import epsilon_after, noise_multiplier
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
+from fleetlearn_coordinator.plan.without_effect import without_effect
 from fleetlearn_coordinator.privacy.accounting import has_accounting
 from fleetlearn_coordinator.service.views.records import CheckView, RunView
 from fleetlearn_coordinator.service.views.run_views import RunPlace, run_view
@@ -39,6 +40,7 @@ from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableEr
 from fleetlearn_coordinator.storage.find_storage import find_storage, storage_for
 from fleetlearn_coordinator.storage.identities import DATABASE, Identities
 from fleetlearn_coordinator.storage.ledger import PRIVACY_COPIED
+from fleetlearn_coordinator.storage.run_storage import RunStorage
 from fleetlearn_coordinator.storage.store import most_spool_files
 from fleetlearn_coordinator.storage.stored_elsewhere import StoredElsewhere
 
@@ -94,6 +96,8 @@ def check_plan(plan: Plan, service: ServiceSettings, run: str = "") -> Checks:
         yield CheckView("plan", GOOD, f"{plan.file}: {plan.name}, recipe {plan.recipe}")
     except FleetError as error:
         yield CheckView("plan", BAD, error.text, "change the plan or the service file")
+    for remark in without_effect(plan):
+        yield CheckView("keys", WARNING, remark, "change the plan, unless this is meant")
     if plan.privacy is not None:
         yield check_privacy(plan)
     elements = words = update = 0
@@ -103,8 +107,6 @@ def check_plan(plan: Plan, service: ServiceSettings, run: str = "") -> Checks:
             plan.check_bundle(manifest)
             plan.hyper(manifest)
         plan.check_family(manifests)
-        if plan.initial is not None:
-            initial_model(plan, open_bundle(plan.bundle))
         elements = sum(manifest.size for manifest in manifests.values())
         update = max(plan.update_bytes(manifest) for manifest in manifests.values())
         if plan.secure is not None:
@@ -131,6 +133,7 @@ def check_plan(plan: Plan, service: ServiceSettings, run: str = "") -> Checks:
     except FleetError as error:
         yield CheckView("data", BAD, error.text, "change data_dir in the plan")
         return
+    yield from check_initial(plan, storage)
     if storage.has_folder:
         yield from check_folder("data", plan.data_dir, private=plan.privacy is not None)
         yield check_disk(plan, service, 4 * elements, update)
@@ -141,6 +144,35 @@ def check_plan(plan: Plan, service: ServiceSettings, run: str = "") -> Checks:
             yield CheckView("ledger", GOOD, found)
     except FleetError as error:
         yield CheckView("ledger", BAD, error.text, "mend what it names")
+
+
+def check_initial(plan: Plan, storage: RunStorage) -> Checks:
+    """Check the file that a new run begins with. A run that has begun has its models, and reads the
+    file no more."""
+    if plan.initial is None:
+        return
+    try:
+        bundle = open_bundle(plan.bundle)
+    except FleetError:
+        return  # its own check says so
+    try:
+        initial_model(plan, bundle)
+    except FleetError as error:
+        if _has_begun(storage):
+            found = f"{error.text}. The run has begun, and does not need the file any more"
+            yield CheckView("initial", GOOD, found)
+        else:
+            yield CheckView("initial", BAD, error.text, "mend the file, or the plan's initial")
+        return
+    yield CheckView("initial", GOOD, f"{plan.initial}: the model that a new run begins with")
+
+
+def _has_begun(storage: RunStorage) -> bool:
+    try:
+        with storage.read_ledger() as ledger:
+            return bool(ledger.models())
+    except FleetError:  # there is none yet; where it cannot be read, its own check says so
+        return False
 
 
 def check_distil(plan: Plan, manifests: Mapping[str, Manifest]) -> Checks:

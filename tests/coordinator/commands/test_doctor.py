@@ -25,9 +25,12 @@ from fleetlearn_coordinator.storage.find_storage import STORES, find_storage
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.ledger import Metadata
 from fleetlearn_coordinator.storage.runs import Runs
+from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.vector import views
 from memory_storage import SCHEME, memory_storage
 from peers import plan_text, update_of, write_test_bundle
 from plans import PRIVATE
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 DAY = 86400.0
@@ -195,6 +198,33 @@ def test_a_bundle_that_was_changed(folder: Path) -> None:
     row = bad()
     assert row["what"] == "bundle"
     assert "export the model again" in row["do"]
+
+
+def test_a_key_that_changes_nothing(folder: Path) -> None:
+    plan = folder / "plan.toml"
+    plan.write_text(f"{plan.read_text()}\n[models]\nevery = 1001\n")
+    row = examine("plan.toml")["keys"]
+    assert row["state"] == "warning"
+    assert row["found"].startswith("models.every = 1001 and stop.rounds = ")
+
+
+def test_the_file_that_a_run_begins_with(folder: Path) -> None:
+    """It is needed until the run has begun, and may be gone afterwards."""
+    plan, weights = folder / "plan.toml", folder / "weights.safetensors"
+    plan.write_text(f'initial = "weights.safetensors"\n{plan.read_text()}')
+    row = bad("plan.toml")
+    assert row["what"] == "initial"
+    assert "no such file" in row["found"]
+    bundle = open_bundle(Plan.load(plan).bundle)
+    model = bundle.parameters()[: bundle.manifest.size]
+    named = {name: row.copy() for name, row in views(model, bundle.manifest.travelling).items()}
+    save_file(named, weights)
+    assert examine("plan.toml")["initial"]["found"].endswith("the model that a new run begins with")
+    Fleet(Plan.load(plan)).store.close()
+    weights.unlink()
+    row = examine("plan.toml")["initial"]
+    assert row["state"] == "good"
+    assert row["found"].endswith("The run has begun, and does not need the file any more")
 
 
 def test_a_plan_that_does_not_fit_the_service(folder: Path) -> None:

@@ -19,7 +19,7 @@ from fleetlearn_coordinator.service.backup_contents import (
     find_contents,
     with_relative_paths,
 )
-from peers import plan_text
+from peers import plan_text, write_test_bundle
 
 
 def paths_of(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
@@ -143,3 +143,12 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, bundle_path: Path)
     plan.write_text(plan_text(bundle_path, "postgresql://db/run"))
     with pytest.raises(BackupError, match="its own tools make its backups"):
         find_contents(plan, None, keys=False)
+
+
+def test_a_file_that_only_a_new_run_needs_may_be_gone(tmp_path: Path) -> None:
+    bundle, weights = write_test_bundle(tmp_path / "bundle", 10), tmp_path / "weights.safetensors"
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f'initial = "{weights}"\n{plan_text(bundle, tmp_path / "run")}')
+    assert weights not in find_contents(plan, None, keys=False).files
+    weights.write_bytes(b"weights")
+    assert weights in find_contents(plan, None, keys=False).files
