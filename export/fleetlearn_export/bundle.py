@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -21,6 +22,10 @@ from fleetlearn_export.model.frozen_weights import Stored
 from fleetlearn_export.model.steps import Function
 from fleetlearn_export.split_parts import checked_folder, export_split, part_settings
 from fleetlearn_export.written_bundle import Exported, write_exported
+
+log = logging.getLogger("fleetlearn.export")
+MOST_NAMED = 5
+"""Parameters that one line of the log names."""
 
 
 def export_bundle(
@@ -49,7 +54,7 @@ def export_bundle(
     preprocessing: Preprocessing | dict[str, Any] | str | PathLike[str] | None = None,
     name: str | None = None,
     split: str | None = None,
-    progress: Callable[[str], None] = lambda stage: None,
+    progress: Callable[[str], None] | None = None,
 ) -> Exported:
     """Write ``model``, and how it is trained, as a training bundle: a folder at ``path``.
 
@@ -126,7 +131,8 @@ def export_bundle(
             ``NAME.bundle``: ``device.bundle`` is what ends with the layer's output (its forward
             pass; its backward pass and step), ``top.bundle`` is the rest (its step, with the
             gradient for that output). ``LocalStep`` with ``optimizer`` and ``weight_decay`` only.
-        progress: Called with a few words at the beginning of each stage.
+        progress: Called with a few words at the beginning of each stage. Without it what the export
+            leaves out of training is logged (``fleetlearn.export``); ``Exported`` says the same.
 
     Before writing, each operator of the graphs, their gradients, a few steps, sums and outputs are
     compared with PyTorch. The folder appears complete or not at all; it replaces an older bundle at
@@ -148,6 +154,7 @@ def export_bundle(
             f"split= and {given}; a split model has loss=, a function of its outputs and the "
             "labels, and an example that is a tuple such as (x, y)"
         )
+    told, progress = progress is not None, progress or (lambda stage: None)
     settings = ExportSettings(
         step=step if step is not None else LocalStep(),
         features=features,
@@ -181,6 +188,8 @@ def export_bundle(
         preprocessing=preprocessing,
         name=name,
     )
+    if exported.without_gradient and not told:
+        log.warning(_left_alone(exported.without_gradient))
     if split is None or part_steps is None or loss is None or isinstance(example, Mapping):
         return exported
     parts = export_split(
@@ -196,6 +205,15 @@ def export_bundle(
     )
     difference = max(exported.difference, parts.difference)
     return exported._replace(parts=parts, difference=difference)
+
+
+def _left_alone(names: Sequence[str]) -> str:
+    """Say which parameters are not trained, in one line."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return (
+        f"the loss does not depend on {', '.join(names[:MOST_NAMED])}{more}: left alone, as "
+        "torch.optim leaves what has no gradient, weight decay included"
+    )
 
 
 def parts_folder(path: str | PathLike[str]) -> Path:

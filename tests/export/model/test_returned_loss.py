@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,12 +81,28 @@ STEPS: list[tuple[LocalStep, Any, dict[str, float]]] = [
         torch.optim.SGD,
         {"lr": 0.1, "weight_decay": 0.05},
     ),
+    (
+        LocalStep("nesterov", weight_decay=True),
+        partial(torch.optim.SGD, nesterov=True),
+        {"lr": 0.1, "weight_decay": 0.05, "momentum": 0.9},
+    ),
+    (LocalStep("adam", weight_decay=True), torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1}),
 ]
+OFTEN = 3
+"""Of these the first are trained by the fast tests."""
 
 
-@pytest.mark.parametrize(("step", "optimizer", "hyper"), STEPS, ids=["sgd", "adamw", "decay"])
+@pytest.mark.parametrize(
+    ("step", "optimizer", "hyper"),
+    [*STEPS[:OFTEN], *(pytest.param(*row, marks=pytest.mark.slow) for row in STEPS[OFTEN:])],
+    ids=["sgd", "adamw", "decay", "nesterov with decay", "adam with decay"],
+)
 def test_trains_as_pytorch_does(
-    step: LocalStep, optimizer: Any, hyper: dict[str, float], tmp_path: Path
+    step: LocalStep,
+    optimizer: Any,
+    hyper: dict[str, float],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """PyTorch's optimizer gets all parameters, as people give them, and skips those that have no
     gradient. The devices' batches are dicts, of other sizes than the example."""
@@ -98,6 +115,8 @@ def test_trains_as_pytorch_does(
     assert not model._forward_pre_hooks
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert exported.without_gradient == ("pooler.weight", "pooler.bias")
+    (line,) = [row.message for row in caplog.records if row.name == "fleetlearn.export"]
+    assert line.startswith("the loss does not depend on pooler.weight, pooler.bias: left alone, as")
     batches = [texts(n, seed) for seed, n in enumerate([6, 3] * 6 + [1], 1)]
 
     updates = optimizer(model.parameters(), **hyper)
