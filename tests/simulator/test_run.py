@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -201,6 +201,37 @@ def test_a_run_stopped_after_each_round(scenario: Scenario, whole: Path, tmp_pat
         times += 1
         assert times < 20
     assert times >= 7
+    assert contents(folder) == contents(whole)
+
+
+def test_rounds_that_want_a_share_of_the_devices_and_a_run_stopped_after_each(
+    line: Path, tmp_path: Path
+) -> None:
+    """With crashes of the coordinator in their middle. Each round keeps the goal that it had."""
+    rule = MESSY["plan__round"] | {"goal_share": 0.5, "minimum": 2, "gather": 20.0}
+    scenario = make_scenario(tmp_path, line, 12, **(MESSY | {"plan__round": rule}))
+    whole = done(simulate(scenario, tmp_path / "whole", ONE)).folder
+    rounds, events = read_rows(whole, ROUNDS), read_rows(whole, EVENTS)
+    assert len({row["goal"] for row in rounds}) > 1
+    opened = {row["round"]: row["goal"] for row in events if row["event"] == "opened"}
+    assert {row["round"]: row["goal"] for row in rounds} == opened
+    open_rounds = [
+        row["event"]
+        for row in events
+        if row["event"] in ("opened", "committed", "abandoned", "crash")
+    ]
+    assert ("opened", "crash") in [*pairwise(open_rounds)]
+
+    folder, outcome, times = tmp_path / "run", None, 0
+    while outcome is None:
+        before = 0 if times == 0 else len(read_rows(folder, ROUNDS))
+        outcome = simulate(
+            scenario, folder, ONE, resume=times > 0,
+            should_stop=lambda before=before: len(read_rows(folder, ROUNDS)) > before,  # type: ignore[misc]
+        )  # fmt: skip
+        times += 1
+        assert times < 30
+    assert times > 4
     assert contents(folder) == contents(whole)
 
 

@@ -64,6 +64,8 @@ class Snapshot(NamedTuple):
     """Versions and their values of the metric whose improvement is watched, in order."""
     goal: int | None = None
     """Of the round, where that was a share of the devices."""
+    fleet_is_there: bool = False
+    """As in ``SynchronousRounds``."""
 
 
 @dataclass(slots=True)
@@ -86,6 +88,7 @@ class Engine(EngineState):
             None if self.limits is None else self.limits.snapshot(),
             [*self.improvement.values.items()],
             self.settings.own_goal,
+            isinstance(self.participation, SynchronousRounds) and self.participation.fleet_is_there,
         )
 
     @classmethod
@@ -98,7 +101,7 @@ class Engine(EngineState):
         engine = cls(settings, prefix, taken.version, taken.round, taken.releases, Phase.COMMITTING)
         engine._take_up_goal(taken.goal)
         if isinstance(engine.participation, SynchronousRounds):
-            engine.participation.fleet_is_there = True  # it had its round
+            engine.participation.fleet_is_there = taken.fleet_is_there
         if taken.book is not None:
             engine.book.take_up(taken.book)
         if engine.pace is not None and taken.pace is not None:

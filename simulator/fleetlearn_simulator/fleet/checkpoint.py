@@ -69,6 +69,8 @@ def state_of(fleet: Fleet) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         "releases": engine.releases,
         "limits": engine.limits,
         "measured": engine.measured,
+        "goal": engine.goal,
+        "fleet_is_there": engine.fleet_is_there,
         "book": engine.book,
         "pace": engine.pace,
         "tasks": tasks,
@@ -135,6 +137,8 @@ def restore(fleet: Fleet, tensors: dict[str, NDArray[Any]], state: dict[str, Any
         state.get("releases", 0),  # an earlier version had none
         state.get("limits"),
         [(version, value) for version, value in state.get("measured", ())],
+        state.get("goal"),  # an earlier version had neither
+        state.get("fleet_is_there", False),
     )
     coordinator.resume(taken, list(map(name_of, there)), state.get("selection"))
     coordinator.restore_rates(state.get("rates"))
