@@ -10,12 +10,16 @@ if TYPE_CHECKING:
     from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
     from fleetlearn_coordinator.results.run_results import RunResults
     from fleetlearn_coordinator.rounds.engine import Engine
+    from fleetlearn_coordinator.rounds.own_stop_rule import CommittedRound
     from fleetlearn_coordinator.rounds.settings import Settings
+    from fleetlearn_coordinator.rounds.strategies.own_strategy import Choice, WaitingDevice
     from fleetlearn_coordinator.service.serve import RunResult, serve, serve_async
     from fleetlearn_coordinator.service.status import Status, read_model, read_status
     from fleetlearn_coordinator.storage.errors import StoreError
 
 __all__ = [
+    "Choice",
+    "CommittedRound",
     "Engine",
     "Plan",
     "PlanError",
@@ -26,6 +30,7 @@ __all__ = [
     "Settings",
     "Status",
     "StoreError",
+    "WaitingDevice",
     "read_model",
     "read_status",
     "serve",
@@ -37,7 +42,9 @@ _MODULES = {
     "plan.service_settings": ("ServiceError", "ServiceSettings"),
     "results.run_results": ("RunResults",),
     "rounds.engine": ("Engine",),
+    "rounds.own_stop_rule": ("CommittedRound",),
     "rounds.settings": ("Settings",),
+    "rounds.strategies.own_strategy": ("Choice", "WaitingDevice"),
     "service.serve": ("RunResult", "serve", "serve_async"),
     "service.status": ("Status", "read_model", "read_status"),
     "storage.errors": ("StoreError",),

@@ -237,6 +237,7 @@ def check_own_algorithms(scenario: Scenario) -> None:
     allow_plugins(scenario)
     availability_law(scenario)
     own_law(scenario)
+    scenario.plan.check_own_rules(scenario.service)
 
 
 def _read_history(fleet: Fleet, folder: Path) -> None:

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 from virtual import write_scenario
 
 PAGE = Path(__file__).parents[2] / "docs" / "start" / "your-own-algorithm.md"
-_BLOCKS = re.findall(r"```python\n# commuters.py\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+BLOCKS = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL))
+"""Name of a module -> its code, as the page has it."""
 LAWS = (
-    _BLOCKS[0]
+    BLOCKS["commuters"]
     + """
 
 def wrong_shape():
@@ -211,3 +212,41 @@ def test_a_registered_law_has_a_short_name(line: Path, tmp_path: Path) -> None:
     assert outcome is not None
     assert {"train"} <= {*outcome.summary["lost"]}
     assert outcome.summary["own"]["failures.law"].startswith("half-vanish ")
+
+
+def test_the_page_s_strategy_and_stop_rule(line: Path, tmp_path: Path) -> None:
+    """Those with the fewest tasks come first, and the run ends where the loss does not fall."""
+    (tmp_path / "fair_rounds.py").write_text(BLOCKS["fair_rounds"])
+    path = scenario_file(
+        tmp_path,
+        line,
+        plan__selection={"strategy": "fair_rounds:fewest_tasks"},
+        plan__local__evaluate=True,
+        plan__stop={
+            "rounds": 100,
+            "rule": "fair_rounds:plateau",
+            "parameters": {"rounds": 3, "least": 0.2},
+        },
+    )
+    refused = run(path)
+    assert "the module fair_rounds is not allowed here" in refused.stderr
+    found, folder = Scenario.load(path, plugins=["fair_rounds"]), tmp_path / "run"
+    outcome = simulate(found, folder, Options(workers=1))
+    assert outcome is not None
+    assert outcome.summary["reason"] == "loss fell by less than 0.2 in 3 rounds"
+    own = outcome.summary["own"]
+    assert {*own} == {"plan.selection.strategy", "plan.stop.rule"}
+    given = [row for row in read_rows(folder, "events.jsonl") if row["event"] == "assigned"]
+    first = [row["device"] for row in given][:20]
+    assert len({*first}) == len(first), "nobody has two tasks while another had none"
+
+    stopped = tmp_path / "stopped"
+    assert (
+        simulate(found, stopped, Options(workers=1, checkpoint=1), should_stop=lambda: True) is None
+    )
+    with extensions.apart():
+        again = Scenario.load_of_run(stopped / "scenario.toml")
+        resumed = simulate(again, stopped, Options(workers=1), resume=True)
+    assert resumed is not None
+    assert resumed.summary == outcome.summary
+    assert (stopped / "events.jsonl").read_bytes() == (folder / "events.jsonl").read_bytes()

@@ -3,7 +3,10 @@ which one ends the run."""
 
 from __future__ import annotations
 
+from fleetlearn_protocol import extensions
+
 from fleetlearn_coordinator.aggregation.round_summary import PERSONAL
+from fleetlearn_coordinator.plan.own_algorithms import STOP_RULE
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.plan_rule import PlanRule
 
@@ -74,6 +77,19 @@ def _best_is_unbounded(plan: PlanKeys) -> bool:
 
 
 STOP_RULES = (
+    PlanRule(
+        lambda plan: bool(plan.stop.parameters) and plan.stop.rule is None,
+        lambda plan: f"stop.parameters = {plan.stop.parameters} need stop.rule, an own rule",
+    ),
+    PlanRule(
+        lambda plan: (
+            plan.stop.rule is not None and not extensions.is_extension(STOP_RULE, plan.stop.rule)
+        ),
+        lambda plan: (
+            f'stop.rule = "{plan.stop.rule}" is not known: it takes an own rule such as '
+            "my_package:my_rule"
+        ),
+    ),
     PlanRule(
         lambda plan: plan.stop.target is not None and plan.stop.metric is None,
         lambda plan: (

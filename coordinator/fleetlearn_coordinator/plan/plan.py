@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fleetlearn_protocol import extensions
 from fleetlearn_protocol.algorithms import EXCHANGES
 from fleetlearn_protocol.computations.settings import kind_of
 from fleetlearn_protocol.encodings import (
@@ -22,6 +23,7 @@ from fleetlearn_protocol.encodings import (
     masked_encoding,
 )
 from fleetlearn_protocol.errors import Code, in_words
+from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import BUFFERS, MODEL, MOST_REPORTS, ROWS, SUMS, UPDATE
 from fleetlearn_protocol.paths import in_home
@@ -47,6 +49,7 @@ from fleetlearn_coordinator.plan.contradictions import contradictions
 from fleetlearn_coordinator.plan.defaults import fill_defaults
 from fleetlearn_coordinator.plan.family_rules import family_misfit
 from fleetlearn_coordinator.plan.family_section import FamilyMember
+from fleetlearn_coordinator.plan.own_algorithms import SELECTION_STRATEGY, STOP_RULE
 from fleetlearn_coordinator.plan.pairwise_rules import pairwise_settings
 from fleetlearn_coordinator.plan.plan_for_bundle import PlanError, PlanForBundle
 from fleetlearn_coordinator.plan.privacy_terms import check_budget, privacy_rules
@@ -64,6 +67,8 @@ from fleetlearn_coordinator.plan.toml_errors import (
     refuse_unknown,
 )
 from fleetlearn_coordinator.privacy.accounting import PrivacyError
+from fleetlearn_coordinator.rounds.own_stop_rule import OwnStopRule
+from fleetlearn_coordinator.rounds.selection_rules import STRATEGIES, SelectionRules
 from fleetlearn_coordinator.rounds.settings import (
     MEASURED_ON,
     EvaluationSettings,
@@ -168,7 +173,7 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
             carry=self.round.late == "carry",
             max_staleness=self.staleness.max or 0,
             max_updates=self.most_updates_of_a_device if self.round.asynchronous else None,
-            selection=self.selection.rules(self.round.deadline, self.round.max_weight),
+            selection=self._selection_rules,
             pace=self.pace.rules,
             evaluation=EvaluationSettings(
                 self.evaluation.every or 0,
@@ -185,6 +190,36 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
             participations=None if self.privacy is None else self.privacy.participations,
             one_task=self.privacy is not None and self.privacy.mechanism == "local",
         )
+
+    def own_names(self) -> list[tuple[ExtensionPoint[Any], str, str]]:
+        """Return what the plan names of other packages: the point, the name, and the key that names
+        it."""
+        found: list[tuple[ExtensionPoint[Any], str, str]] = []
+        if self.selection.strategy not in STRATEGIES:
+            found.append((SELECTION_STRATEGY, self.selection.strategy, "selection.strategy"))
+        if self.stop.rule is not None:
+            found.append((STOP_RULE, self.stop.rule, "stop.rule"))
+        return found
+
+    @property
+    def _selection_rules(self) -> SelectionRules | None:
+        """Raises PlanError where an own strategy cannot be had."""
+        try:
+            return self.selection.rules(self.round.deadline, self.round.max_weight)
+        except ExtensionError as error:
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {error}") from None
+
+    def own_stop_rule(self) -> OwnStopRule | None:
+        """Return the plan's own stop rule, before any round; None: it has none. Raises PlanError
+        where it cannot be had."""
+        rule = self.stop
+        if rule.rule is None:
+            return None
+        try:
+            made = extensions.make_once(STOP_RULE, rule.rule, rule.parameters, "stop.rule")
+        except ExtensionError as error:
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {error}") from None
+        return OwnStopRule(made)
 
     @property
     def _fit_settings(self) -> FitSettings | None:
@@ -297,7 +332,7 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
             weighing=self.weighing(manifest),
             optimizer=self.optimizer(manifest),
             staleness_factor=self.staleness_factor,
-            outlive=self.engine_settings(0.0).outlive,
+            outlive=self.round.asynchronous or self.round.late == "carry",
             mixing_rate=server_hyper["lr"] if self.server.mix else None,
             devices=self.server.devices,
             metrics=(*manifest.metrics, "loss"),
@@ -397,6 +432,18 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
             )
             raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {text}")
         self.check_service(service)
+        self.check_own_rules(service)
+
+    def check_own_rules(self, service: ServiceSettings) -> None:
+        """Let the service's plugins be named in this process, and raise PlanError where one of them
+        or one of the plan's own rules cannot be had."""
+        try:
+            if service.plugins is not None:
+                service.plugins.allow()
+        except ExtensionError as error:
+            raise PlanError(Code.BAD_MESSAGE, f"[plugins] of the service: {error}") from None
+        self.own_stop_rule()
+        _ = self._selection_rules
 
     def check_service(self, service: ServiceSettings) -> None:
         """Raise PlanError where a process with these settings could not serve the plan."""

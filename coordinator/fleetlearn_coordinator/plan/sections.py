@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fleetlearn_protocol.messages import MAX_EXAMPLES, Name, Number
@@ -329,6 +329,10 @@ class Stop(Section, frozen=True, kw_only=True):
     evaluation; or held-out data."""
     epsilon: Annotated[float, Meta(gt=0, le=1e30)] | None = None
     """Stop when a round changes the model by less than this (L2 norm)."""
+    rule: str | None = None
+    """An own rule, "my_package:my_rule", which may stop the run as well. Default: none."""
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Of the own rule: its function's parameters."""
 
 
 class EvaluationSection(Section, frozen=True, kw_only=True):

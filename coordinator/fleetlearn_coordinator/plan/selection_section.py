@@ -8,13 +8,24 @@ from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 import msgspec
+from fleetlearn_protocol import extensions
 from fleetlearn_protocol.messages import MAX_EXAMPLES, Identifier
 from msgspec import Meta
 
-from fleetlearn_coordinator.plan.toml_errors import Positive, Section
-from fleetlearn_coordinator.rounds.selection_rules import Eligibility, SelectionRules, Strategy
+from fleetlearn_coordinator.plan.own_algorithms import SELECTION_STRATEGY
+from fleetlearn_coordinator.plan.toml_errors import Positive, Section, near
+from fleetlearn_coordinator.rounds.selection_rules import (
+    OORT,
+    POWER_OF_CHOICE,
+    STRATEGIES,
+    UNIFORM,
+    Eligibility,
+    SelectionRules,
+)
 from fleetlearn_coordinator.rounds.selection_rules import Oort as OortRules
 
+KEY = "selection.strategy"
+"""What names the strategy."""
 Share = Annotated[float, Meta(gt=0, le=1)]
 Factor = Annotated[float, Meta(gt=0, le=1000)]
 Names = Annotated[tuple[Identifier, ...], Meta(max_length=100)]
@@ -50,11 +61,14 @@ class OortSection(Section, frozen=True, kw_only=True):
 class SelectionSection(Section, frozen=True, kw_only=True):
     """[selection]: which devices are given tasks. Default: any, each with the same probability."""
 
-    strategy: Strategy = "uniform"
+    strategy: str = UNIFORM
     """uniform; power-of-choice: of a few candidates those with the largest loss; oort: by loss,
-    examples and speed."""
+    examples and speed; or an own strategy, "my_package:my_strategy"."""
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Of an own strategy: its function's parameters."""
     candidates: Annotated[float, Meta(ge=1, le=1000)] | None = None
-    """Power-of-choice: candidates that are drawn for each task, the paper's d / m. Default: 2."""
+    """Candidates that are drawn for each task. Power-of-choice: the paper's d / m; default: 2. An
+    own strategy chooses among them; default: among all that wait."""
     least_examples: Annotated[int, Meta(ge=1, le=MAX_EXAMPLES)] = 1
     """Fewest examples of a device."""
     least_memory: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
@@ -89,11 +103,15 @@ class SelectionSection(Section, frozen=True, kw_only=True):
     oort: OortSection | None = None
 
     def rules(self, deadline: float, max_weight: int) -> SelectionRules | None:
-        """Return the engine's rules, or None where there are none."""
+        """Return the engine's rules, or None where there are none. Raises ExtensionError where an
+        own strategy cannot be had."""
         if self == SelectionSection():
             return None
         oort = self.oort or OortSection()
-        by_choice = self.strategy == "power-of-choice"
+        by_choice = self.strategy == POWER_OF_CHOICE
+        own = None
+        if self.strategy not in STRATEGIES:
+            own = extensions.make_once(SELECTION_STRATEGY, self.strategy, self.parameters, KEY)
         return SelectionRules(
             strategy=self.strategy,
             eligibility=Eligibility(
@@ -111,9 +129,10 @@ class SelectionSection(Section, frozen=True, kw_only=True):
             weights=_labelled(self.tier_weights, self.tag_weights),
             quotas=_labelled(self.tier_quotas, self.tag_quotas),
             once_in=self.once_in,
-            candidates=self.candidates or 2.0,
+            candidates=self.candidates if own is not None else self.candidates or 2.0,
+            own=own,
             oort=None
-            if self.strategy != "oort"
+            if self.strategy != OORT
             else OortRules(
                 oort.preferred_seconds or deadline / 10,
                 oort.preferred_step or deadline / 10,
@@ -123,6 +142,17 @@ class SelectionSection(Section, frozen=True, kw_only=True):
 
     def contradictions(self, *, asynchronous: bool, tasks: int) -> Iterable[str]:
         """Yield what makes no sense, in words. ``tasks``: of a usual round."""
+        is_own = self.strategy not in STRATEGIES
+        if is_own and not extensions.is_extension(SELECTION_STRATEGY, self.strategy):
+            yield (
+                f'{KEY} = "{self.strategy}" is not known{near(self.strategy, STRATEGIES)} It takes '
+                f"{', '.join(STRATEGIES)}, or an own strategy such as my_package:my_strategy"
+            )
+        if self.parameters and not is_own:
+            yield (
+                f"selection.parameters = {self.parameters} are for an own strategy; {KEY} is "
+                f'"{self.strategy}"'
+            )
         if self.strategy == "oort" and asynchronous:
             yield (
                 'selection.strategy = "oort" is for synchronous rounds: its preferred duration T '
@@ -136,10 +166,10 @@ class SelectionSection(Section, frozen=True, kw_only=True):
                         f'selection.{key} = {value!r}: strategy "{self.strategy}" has weights of '
                         'its own; weights are for strategy "uniform"'
                     )
-        if self.candidates is not None and self.strategy != "power-of-choice":
+        if self.candidates is not None and not is_own and self.strategy != POWER_OF_CHOICE:
             yield (
-                f'selection.candidates = {self.candidates} is for strategy "power-of-choice"; '
-                f'selection.strategy is "{self.strategy}"'
+                f"selection.candidates = {self.candidates} is for strategy "
+                f'"{POWER_OF_CHOICE}" and for own ones; selection.strategy is "{self.strategy}"'
             )
         if self.oort is not None and self.strategy != "oort":
             yield (

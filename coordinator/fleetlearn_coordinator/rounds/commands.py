@@ -180,10 +180,11 @@ class Finish(NamedTuple):
 
     reason: str
     """For people."""
-    rule: Literal["rounds", "epsilon", "metric", "patience", "privacy budget", "computation"]
+    rule: Literal["rounds", "epsilon", "metric", "patience", "privacy budget", "computation", "own"]
     value: float
-    """The rounds done, also of a computation that is done, the L2 norm of the model's change, the
-    metric's value, with patience its best one, or the epsilon that was spent."""
+    """The rounds done, also of a computation that is done and with an own rule, the L2 norm of the
+    model's change, the metric's value, with patience its best one, or the epsilon that was
+    spent."""
     limit: float
     """What the rule compares it with; with patience the measured models without an
     improvement."""

@@ -5,13 +5,15 @@ What a device states is its own word. It decides who is chosen; no update gets i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from fleetlearn_protocol.messages import CheckIn
 
-Strategy: TypeAlias = Literal["uniform", "power-of-choice", "oort"]
+UNIFORM, POWER_OF_CHOICE, OORT = "uniform", "power-of-choice", "oort"
+STRATEGIES = (UNIFORM, POWER_OF_CHOICE, OORT)
+"""Our strategies."""
 NO_LABELS: Mapping[str, float] = MappingProxyType({})
 
 
@@ -133,7 +135,8 @@ class Oort(NamedTuple):
 class SelectionRules(NamedTuple):
     """A plan's rules on selection."""
 
-    strategy: Strategy = "uniform"
+    strategy: str = UNIFORM
+    """One of ``STRATEGIES``, or the name of ``own``."""
     eligibility: Eligibility = ANY_DEVICE
     by_examples: bool = False
     """Whether devices are drawn in proportion to their examples."""
@@ -146,12 +149,20 @@ class SelectionRules(NamedTuple):
     once_in: int | None = None
     """A device that is given a task in round r is given the next in round r + this at the
     earliest."""
-    candidates: float = 2.0
-    """Power-of-choice: candidates that are drawn for each task."""
+    candidates: float | None = 2.0
+    """Power-of-choice, and an own strategy: candidates that are drawn for each task. None: all that
+    wait."""
     oort: Oort | None = None
     """Given where the strategy is Oort."""
+    own: Callable[[Any], Sequence[str]] | None = None
+    """Given where the strategy is another package's: an ``own_strategy.SelectionStrategy``."""
 
     @property
     def remember(self) -> bool:
         """Whether devices' tasks and reports must be remembered, also over a restart."""
-        return self.once_in is not None or bool(self.quotas) or self.strategy != "uniform"
+        return self.once_in is not None or bool(self.quotas) or self.strategy != UNIFORM
+
+    @property
+    def times_tasks(self) -> bool:
+        """Whether the seconds from tasks to reports are remembered."""
+        return self.oort is not None or self.own is not None

@@ -20,6 +20,7 @@ from fleetlearn_coordinator.aggregation.regional_round import (
     open_round,
 )
 from fleetlearn_coordinator.aggregation.reports import ReportColumns
+from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.aggregation.sent_models import half_of
 from fleetlearn_coordinator.plan.initial_model import initial_model
 from fleetlearn_coordinator.rounds.commands import FAILED, REJECTED, Command, Finish
@@ -95,6 +96,9 @@ class SimulatedCoordinator:
         self.contributions = SimulatedContributions(
             self.plan, scenario.seed, rules.buffers, held_out
         )
+        self.own_stop = self.plan.own_stop_rule()
+        self._judged = 0
+        """How many rows of the history the own stop rule has."""
         self.down = False
         """Whether its process is dead."""
         measured = ("loss", *self.metrics)  # the order of rounds.jsonl
@@ -208,8 +212,16 @@ class SimulatedCoordinator:
 
     @property
     def done(self) -> Finish | None:
-        """Why a run of a computation is over; None: it is not, or it trains."""
-        return computation_done(self.rules.computation, self.state)
+        """Why a run is over by an own stop rule, or as its computation is; None: it is not."""
+        done = computation_done(self.rules.computation, self.state)
+        if self.own_stop is None:
+            return done
+        for row in self.history[self._judged :]:
+            if row["how"] == "committed":
+                metrics = deciding(row, self.plan.round.minimum)
+                self.own_stop.add(len(self.own_stop.rounds) + 1, row, metrics)
+        self._judged = len(self.history)
+        return done or self.own_stop.finish()
 
     # Reports
 

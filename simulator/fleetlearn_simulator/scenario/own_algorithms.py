@@ -63,6 +63,8 @@ def _named(scenario: Scenario) -> Iterator[tuple[ExtensionPoint[Any], str, str]]
         yield AVAILABILITY_LAW, scenario.availability.kind, "availability.kind"
     if scenario.failures.law != HAZARDS:
         yield FAILURE_LAW, scenario.failures.law, "failures.law"
+    for point, name, where in scenario.plan.own_names():
+        yield point, name, f"plan.{where}"
 
 
 def allow_plugins(scenario: Scenario) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from fleetlearn_coordinator.plan.plan import Plan, PlanError
+from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.rounds.selection_rules import Eligibility, Oort, SelectionRules
+from fleetlearn_protocol import extensions
 
 SMALL = 'name = "a"\nbundle = "a.bundle"\n'
 ROUND = "[round]\ngoal = 10\nover_selection = 1.0\ndeadline = 100.0\n"
@@ -84,8 +86,8 @@ def test_oort_s_constants_are_the_paper_s() -> None:
         (
             "candidates = 2",
             (
-                'selection.candidates = 2.0 is for strategy "power-of-choice"; selection.strategy '
-                'is "unif'
+                'selection.candidates = 2.0 is for strategy "power-of-choice" and for own ones; '
+                'selection.strategy is "unif'
             ),
         ),
         (
@@ -106,10 +108,22 @@ def test_oort_s_constants_are_the_paper_s() -> None:
             "selection.tag_quotas.eu = 0 is refused: it takes a number, above 0 and at most 1",
         ),
         ('tags = ["a b"]', "selection.tags[0] = 'a b' is refused"),
+        (
+            'strategy = "ort"',
+            'selection.strategy = "ort" is not known; did you mean oort? It takes',
+        ),
+        (
+            "parameters = {share = 0.5}",
+            "selection.parameters = {'share': 0.5} are for an own strategy; selection.strategy is",
+        ),
+        (
+            'strategy = "mine:first"\nweighting = "examples"',
+            "selection.weighting = 'examples': strategy \"mine:first\" has weights of its own",
+        ),
         ("least_example = 3", "did you mean selection.least_examples or"),
         (
             'strategy = "random"',
-            'selection.strategy = \'random\' is refused: it takes "oort" or "power-of-choice"',
+            'selection.strategy = "random" is not known. It takes uniform, power-of-choice, oort,',
         ),
         ("once_in = 0", "selection.once_in = 0 is refused"),
     ],
@@ -136,3 +150,52 @@ def test_large_devices_that_count_twice_are_remarked(selection: str) -> None:
     assert "count twice" in str(plan.selection.remark("examples"))
     assert plan.selection.remark("uniform") is None
     assert parse("").selection.remark("examples") is None
+
+
+OWN = """
+def first(share: float = 1.0):
+    return lambda choice: [device.name for device in choice.devices][: int(choice.wanted * share)]
+
+def enough(reports: int):
+    return lambda rounds: "enough" if sum(each.reports for each in rounds) >= reports else None
+"""
+
+
+def test_an_own_strategy_and_an_own_stop_rule(tmp_path: Path) -> None:
+    """A plan that names them is read anywhere, and run where its modules are listed."""
+    (tmp_path / "own_rules_of_plans.py").write_text(OWN)
+    text = 'strategy = "own_rules_of_plans:first"\nparameters = {share = 0.5}\ncandidates = 3\n'
+    stop = '[stop]\nrule = "own_rules_of_plans:enough"\nparameters = {reports = 40}\n'
+    plan = parse(text + stop)
+    service = ServiceSettings.read({"plugins": {"modules": ["own_rules_of_plans"]}}, tmp_path)
+    with extensions.apart():
+        with pytest.raises(PlanError, match=r"my\.toml: .*own_rules_of_plans is not allowed here"):
+            plan.check_served(ServiceSettings())
+        plan.check_served(service)
+        found, again = plan.engine_settings(15.0).selection, plan.engine_settings(15.0).selection
+        assert found is not None
+        assert found == again, "its function is made once"
+        assert (found.strategy, found.candidates) == ("own_rules_of_plans:first", 3.0)
+        assert found.own is not None
+        assert not found.by_examples
+        rule = plan.own_stop_rule()
+        assert rule is not None
+        assert rule.rounds == []
+        rule.add(1, {"reports": 40, "change": 0.1}, {})
+        assert rule.finish() is not None
+        assert plan.own_stop_rule() is not rule
+        wrong = parse(text + stop.replace("reports", "updates"))
+        with pytest.raises(PlanError, match=r"stop\.rule = .* has no parameter updates"):
+            wrong.check_served(service)
+    with (
+        extensions.apart(),
+        pytest.raises(PlanError, match=r"\[plugins\] of the service: .*not there"),
+    ):
+        plan.check_served(ServiceSettings.read({"plugins": {"modules": ["no_such_rules"]}}))
+
+
+def test_an_own_stop_rule_has_a_name_and_parameters() -> None:
+    with pytest.raises(PlanError, match=r"stop\.parameters = \{'a': 1\} need stop\.rule"):
+        parse("[stop]\nparameters = {a = 1}\n")
+    with pytest.raises(PlanError, match=r'stop\.rule = "plateau" is not known'):
+        parse('[stop]\nrule = "plateau"\n')

@@ -4,6 +4,7 @@ restarts in any order."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from copy import deepcopy
 from itertools import chain
 
@@ -38,6 +39,7 @@ from fleetlearn_coordinator.rounds.settings import (
     Phase,
     Settings,
 )
+from fleetlearn_coordinator.rounds.strategies.own_strategy import Choice
 from fleetlearn_coordinator.rounds.strategies.ruled_selection import RuledSelection
 from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_protocol import ProtocolError
@@ -566,7 +568,28 @@ BY_UTILITY = SelectionRules(
     oort=Oort(5.0, 5.0, window=2, exploration=0.6, most_tasks=3),
     quotas={"tag:eu": 0.67},
 )
+
+
+def by_loss_of_three(choice: Choice) -> Sequence[str]:
+    """An own strategy: device by device, of three that are drawn the one with the largest loss."""
+    left, chosen = [*choice.devices], list[str]()
+    while left and len(chosen) < choice.wanted:
+        drawn = [left[int(next(choice.random) * len(left))] for _ in range(3)]
+        best = max(drawn, key=lambda each: (each.record and each.record.loss) or 9.0)
+        left.remove(best)
+        chosen.append(best.name)
+    return chosen
+
+
+OWN = SelectionRules(
+    strategy="mine:by_loss_of_three", own=by_loss_of_three, candidates=None,
+    quotas={"tier:phone": 0.4}, once_in=2,
+)  # fmt: skip
 SELECTIONS = {
+    "own, synchronous": CARRY._replace(selection=OWN),
+    "own, asynchronous": BUFFERED._replace(
+        selection=OWN._replace(quotas={}, once_in=None, candidates=2.0)
+    ),
     "weights, synchronous": CARRY._replace(selection=WEIGHED),
     "weights, asynchronous": BUFFERED._replace(selection=WEIGHED),
     "seldom, synchronous": CARRY._replace(selection=SelectionRules(once_in=2)),

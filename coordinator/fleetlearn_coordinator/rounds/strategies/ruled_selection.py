@@ -15,7 +15,7 @@ from fleetlearn_coordinator.rounds.random_draws import stream
 from fleetlearn_coordinator.rounds.selection import Selection
 from fleetlearn_coordinator.rounds.selection_rules import NOTHING_STATED, SelectionRules, Stated
 from fleetlearn_coordinator.rounds.settings import RoundSize
-from fleetlearn_coordinator.rounds.strategies import oort
+from fleetlearn_coordinator.rounds.strategies import oort, own_strategy
 from fleetlearn_coordinator.rounds.strategies.device_memory import DeviceMemory
 from fleetlearn_coordinator.rounds.strategies.pools import Pools
 from fleetlearn_coordinator.rounds.strategies.quotas import Quotas
@@ -185,6 +185,8 @@ class RuledSelection(Selection):
                 return self._take_by_loss(pools, draws)
             case "oort":
                 return self._take_by_utility(pools, draws)
+        if self.rules.own is not None:
+            return self._take_by_own(self.rules.own, pools, draws)
         return pools.take(draws, self.quotas)
 
     def _choose_trials(self, draws: Iterable[int]) -> list[str]:
@@ -208,6 +210,7 @@ class RuledSelection(Selection):
         in Federated Learning" (arXiv 2010.01243), the variant rpow-d: candidates are drawn in
         proportion to their examples, and those are taken whose last reported losses are the
         largest. A device that has not reported comes first."""
+        assert self.rules.candidates is not None
         count = ceil(self.rules.candidates * len(draws))
         drawn = pools.take(list(islice(stream(draws[0]), count)), self._all_quotas())
         losses = {device: self._last_loss(device) for device in drawn}
@@ -222,6 +225,41 @@ class RuledSelection(Selection):
                 pools.add(device)
         # where quotas kept candidates out
         return chosen + pools.take(draws[len(chosen) :], self.quotas)
+
+    def _take_by_own(
+        self, strategy: own_strategy.SelectionStrategy, pools: Pools, draws: Sequence[int]
+    ) -> list[str]:
+        """Let an own strategy choose, of all that wait or of candidates that are drawn."""
+        numbers, kept_out = stream(draws[0]), self._all_quotas()
+        if self.rules.candidates is None:
+            offered = [
+                name for name in pools if kept_out is None or kept_out.has_room(pools.labels(name))
+            ]
+        else:
+            most = ceil(self.rules.candidates * len(draws))
+            offered = sorted(pools.take([*islice(numbers, most)], kept_out))
+            for device in offered:
+                pools.add(device)
+        if not offered:
+            return []
+        devices = [
+            own_strategy.WaitingDevice(
+                name, self.stated.get(name, NOTHING_STATED), self.memory.records.get(name)
+            )
+            for name in offered
+        ]
+        random = own_strategy.fractions(numbers)
+        choice = own_strategy.Choice(devices, len(draws), self.next_round, random)
+        chosen = list[str]()
+        for device in own_strategy.choose(strategy, choice):
+            if len(chosen) == len(draws):
+                break
+            labels = pools.labels(device)
+            if self.quotas.has_room(labels):
+                self.quotas.count(labels)
+                pools.discard(device)
+                chosen.append(device)
+        return chosen
 
     def _last_loss(self, device: str) -> float:
         record = self.memory.records.get(device)

@@ -45,7 +45,7 @@ class RememberedSelection:
 
     def given(self, device: str, task: str, now: float) -> list[Row]:
         """The device was given this task."""
-        if self.selection.pacer is not None:
+        if self.selection.rules.times_tasks:
             self._begun[task] = now
         return self._rows(device)
 

@@ -18,6 +18,7 @@ from fleetlearn_coordinator.aggregation.round_summary import deciding
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.rounds.commands import Command
 from fleetlearn_coordinator.rounds.engine import Engine
+from fleetlearn_coordinator.rounds.own_stop_rule import OwnStopRule
 from fleetlearn_coordinator.service.held_out import HeldOut
 from fleetlearn_coordinator.service.observers import (
     ModelRestored,
@@ -32,6 +33,7 @@ from fleetlearn_coordinator.service.training_run.participations import participa
 from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget
 from fleetlearn_coordinator.service.training_run.refining import AveragedRound, Refiner
 from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
+from fleetlearn_coordinator.service.training_run.remembered_stop_rule import note_round
 from fleetlearn_coordinator.service.training_run.roll_back import RestoredModel, RollBacks
 from fleetlearn_coordinator.service.training_run.round_reports import (
     RoundReports,
@@ -93,6 +95,8 @@ class RoundWork:
         """What measures the models on held-out data, if the plan names some."""
         asked_for = roll_backs.versions_asked_for
         self._writer = ModelWriter(reports.members, store, models, asked_for)
+        self.own_stop: OwnStopRule | None = None
+        """The plan's own stop rule, with the rounds so far."""
         self.kept = KeptModels(plan, store.blobs.model_versions())
         self._to_commit: Callable[[], WrittenRound | NotUnmasked] | None = None
         """The work of the commit that was decided and has not begun."""
@@ -257,11 +261,12 @@ class RoundWork:
         metrics = {}
         if self.plan.stop.measured_by == "round":
             metrics = deciding(summary, self.plan.round.minimum)
+        done = computation_done(self.reports.rules.computation, model.state)
+        if self.own_stop is not None:
+            note_round(self.own_stop, self.plan, version, summary)
+            done = done or self.own_stop.finish()
         commands = self.engine.committed(
-            now.engine,
-            change=summary["change"],
-            metrics=metrics,
-            done=computation_done(self.reports.rules.computation, model.state),
+            now.engine, change=summary["change"], metrics=metrics, done=done
         )
         return self.record(commands, now)
 
@@ -278,6 +283,8 @@ class RoundWork:
             self.roll_backs.refuse(request, new.text)
             return []
         self.forget()
+        if self.own_stop is not None:
+            self.own_stop.rounds.clear()
         rows = self.roll_backs.rows_of(request, new)
         self.budget.give_up(self.engine.round, self.engine)
         heard = self.record(self.engine.roll_back(), now, rows)

@@ -76,6 +76,7 @@ from fleetlearn_coordinator.service.training_run.remembered_improvement import (
 )
 from fleetlearn_coordinator.service.training_run.remembered_pace import pace_rows, restore_pace
 from fleetlearn_coordinator.service.training_run.remembered_selection import RememberedSelection
+from fleetlearn_coordinator.service.training_run.remembered_stop_rule import restore_stop_rule
 from fleetlearn_coordinator.service.training_run.resume import GivenUp, take_up_rounds
 from fleetlearn_coordinator.service.training_run.roll_back import RollBacks
 from fleetlearn_coordinator.service.training_run.round_reports import RoundReports
@@ -236,13 +237,15 @@ class Run:
         """The version of the model whose metric met the target, or is the best with patience, where
         that ended training."""
         restore_improvement(plan, self.engine, store, self.roll_backs.newest)
+        rolled_back = self.roll_backs.newest
+        self.work.own_stop = restore_stop_rule(plan, store, newest.version, rolled_back)
         self.best_ends = False
         """Whether that version is the best that was measured: patience ended training."""
         finish = None
         if not self.roll_backs.look(now.wall) or self.roll_backs.next_work() is None:
-            finish = met_before(
-                plan, self.engine, store, self.roll_backs.newest, rules.computation, newest
-            )
+            finish = met_before(plan, self.engine, store, rolled_back, rules.computation, newest)
+            if finish is None and self.work.own_stop is not None:
+                finish = self.work.own_stop.finish()
         if finish is not None:
             self.engine.phase, self.engine.finishing = Phase.FINISHED, finish
         finished = self._finish(None if self.engine.ends_with_exchanges else finish)
