@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
     from fleetlearn_coordinator.results.run_results import RunResults
     from fleetlearn_coordinator.rounds.engine import Engine
-    from fleetlearn_coordinator.rounds.own_stop_rule import CommittedRound
+    from fleetlearn_coordinator.rounds.own_stop_rule import PastRound
     from fleetlearn_coordinator.rounds.settings import Settings
     from fleetlearn_coordinator.rounds.strategies.own_strategy import Choice, WaitingDevice
     from fleetlearn_coordinator.service.serve import RunResult, serve, serve_async
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Choice",
-    "CommittedRound",
     "Engine",
+    "PastRound",
     "Plan",
     "PlanError",
     "RunResult",
@@ -42,7 +42,7 @@ _MODULES = {
     "plan.service_settings": ("ServiceError", "ServiceSettings"),
     "results.run_results": ("RunResults",),
     "rounds.engine": ("Engine",),
-    "rounds.own_stop_rule": ("CommittedRound",),
+    "rounds.own_stop_rule": ("PastRound",),
     "rounds.settings": ("Settings",),
     "rounds.strategies.own_strategy": ("Choice", "WaitingDevice"),
     "service.serve": ("RunResult", "serve", "serve_async"),

@@ -23,7 +23,7 @@ class OwnRuleError(FleetError):
         super().__init__(Code.BAD_MESSAGE, text)
 
 
-class CommittedRound(NamedTuple):
+class PastRound(NamedTuple):
     """A round that made a model."""
 
     version: int
@@ -37,7 +37,7 @@ class CommittedRound(NamedTuple):
     least ``round.minimum`` of them measured."""
 
 
-StopRule: TypeAlias = Callable[[Sequence[CommittedRound]], "str | None"]
+StopRule: TypeAlias = Callable[[Sequence[PastRound]], "str | None"]
 """Returns why training is over, for people, or None. It is asked after each committed round, and
 again after a restart."""
 
@@ -48,14 +48,12 @@ class OwnStopRule:
     roll back."""
 
     rule: StopRule
-    rounds: list[CommittedRound] = field(default_factory=list)
+    rounds: list[PastRound] = field(default_factory=list)
 
     def add(self, version: int, summary: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """A round was committed that made this version. ``metrics``: those that may stop the
         run."""
-        self.rounds.append(
-            CommittedRound(version, summary["reports"], summary["change"], dict(metrics))
-        )
+        self.rounds.append(PastRound(version, summary["reports"], summary["change"], dict(metrics)))
 
     def finish(self) -> Finish | None:
         """Return why training is over, or None. Raises OwnRuleError."""

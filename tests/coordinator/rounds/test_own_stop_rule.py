@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import pytest
 from fleetlearn_coordinator.rounds.commands import Finish
 from fleetlearn_coordinator.rounds.own_stop_rule import (
-    CommittedRound,
     OwnRuleError,
     OwnStopRule,
+    PastRound,
     StopRule,
 )
 
 
-def plateau(rounds: Sequence[CommittedRound]) -> str | None:
+def plateau(rounds: Sequence[PastRound]) -> str | None:
     """Three rounds whose loss does not fall."""
     losses = [each.metrics["loss"] for each in rounds[-3:]]
     if len(losses) == 3 and losses == sorted(losses):
@@ -34,13 +34,13 @@ def test_it_goes_by_the_rounds_so_far() -> None:
     assert told(plateau, [3.0, 2.0, 1.0]).finish() is None
     done = told(plateau, [3.0, 1.0, 2.0, 2.0])
     assert done.finish() == Finish("the loss does not fall since version 2", "own", 4, 4)
-    assert done.rounds[0] == CommittedRound(1, 4, 0.5, {"loss": 3.0})
+    assert done.rounds[0] == PastRound(1, 4, 0.5, {"loss": 3.0})
     again = told(plateau, [3.0, 1.0, 2.0, 2.0])
     assert again.finish() == done.finish(), "as after a restart"
 
 
 def test_it_cannot_change_what_it_is_told() -> None:
-    def greedy(rounds: Sequence[CommittedRound]) -> str | None:
+    def greedy(rounds: Sequence[PastRound]) -> str | None:
         rounds.clear()  # type: ignore[attr-defined]
         return None
 
