@@ -19,35 +19,27 @@ import h11
 from fleetlearn_protocol.errors import in_words
 from fleetlearn_protocol.frames import Buffer
 
-from fleetlearn_coordinator.conversation.limits import Bucket
-from fleetlearn_coordinator.network.http_port import (
-    MOST_HEADERS,
-    HttpPort,
-    RefusedError,
-    read_request,
-    read_target,
+from fleetlearn_coordinator.network.http_answers import (
+    MOST_CONNECTIONS,
+    Manner,
+    answer_requests,
+    check_reads_alone,
+    request_rate,
 )
+from fleetlearn_coordinator.network.http_port import HttpPort, RefusedError, read_target
 from fleetlearn_coordinator.network.peer_log import logger
 from fleetlearn_coordinator.network.static_files import FOR_EVER
 from fleetlearn_coordinator.network.transfers.contents import FramedContent, StoredContent
 from fleetlearn_coordinator.plan.service_settings import Limits, ServiceSettings, Tls
 
-MOST_CONNECTIONS = 128
-"""Connections at a time; an address that has limits gets at most half of those that are free."""
 THREADS = 4
 """Chunks that are read from the disk at a time."""
 CHUNK = 256 * 1024
 """Bytes that are read, and sent, at a time."""
-REQUEST_TIMEOUT = 10.0
-"""Seconds until a connection's next request is there."""
 CHUNK_TIMEOUT = 30.0
 """Seconds in which a peer takes a chunk: 8.7 KB/s at least."""
 LIFE = 3600.0
 """Seconds that a connection lives at most."""
-KEEP_FOR = 60.0
-"""Seconds of a connection's life after which its next answer is its last."""
-REQUEST_RATE, REQUEST_BURST = 300.0, 300.0
-"""Requests per second of all peers together, and at once."""
 HEADERS = (
     ("Access-Control-Allow-Origin", "*"),
     ("Access-Control-Expose-Headers", "Content-Range, ETag"),
@@ -106,7 +98,7 @@ class ContentPort:
             proxies=proxies,
         )
         self._loop = asyncio.get_running_loop()
-        self._requests = Bucket(REQUEST_RATE, REQUEST_BURST, self._loop.time())
+        self._requests = request_rate(self._loop.time())
 
     async def listen(self, host: str, port: int, *, shared: bool = False) -> str:
         """Begin to accept connections. ``shared``: other processes listen there too. Returns the
@@ -125,31 +117,19 @@ class ContentPort:
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer requests, one after the other. Returns whether one of them was for something that
         is there."""
-        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADERS)
         writer.transport.set_write_buffer_limits(high=CHUNK)
-        began, useful, silent, last = self._loop.time(), False, False, False
-        while not last:
-            try:
-                async with asyncio.timeout(REQUEST_TIMEOUT):
-                    request, _ = await read_request(connection, reader, _check)
-                silent = request.method == b"HEAD"
-                await asyncio.sleep(self._requests.book(self._loop.time(), 1))
-                answer = self._answer(request)
-            except (TimeoutError, EOFError):
-                break
-            except RefusedError as refused:
-                answer, last = _refusal(refused), refused.status != HTTPStatus.NOT_FOUND
-                silent = silent or refused.silent
-            useful = useful or answer.status < HTTPStatus.BAD_REQUEST
-            age = self._loop.time() - began
-            last = last or age > KEEP_FOR or self._port.connections > MOST_CONNECTIONS // 2
-            await self._send(connection, writer, answer, silent=silent, last=last)
-            if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
-                break
-            connection.start_next_cycle()
-        return useful
+        return await answer_requests(
+            self._port,
+            reader,
+            writer,
+            self._requests,
+            check=_check,
+            answer=self._answer,
+            refusal=_refusal,
+            send=self._send,
+        )
 
-    def _answer(self, request: h11.Request) -> ContentAnswer:
+    async def _answer(self, request: h11.Request) -> ContentAnswer:
         """Return what a request is answered. Raises RefusedError."""
         if request.method == b"OPTIONS":
             return ContentAnswer(HTTPStatus.NO_CONTENT, [*PREFLIGHT])
@@ -182,9 +162,7 @@ class ContentPort:
         connection: h11.Connection,
         writer: asyncio.StreamWriter,
         answer: ContentAnswer,
-        *,
-        silent: bool,
-        last: bool,
+        manner: Manner,
     ) -> None:
         """Send an answer. Raises TimeoutError where the peer does not take it, OSError where the
         peer is gone, EOFError where the content is served no more: the connection ends then, which
@@ -194,11 +172,11 @@ class ContentPort:
         headers = [*answer.headers, *HEADERS]
         if answer.status not in (HTTPStatus.NOT_MODIFIED, HTTPStatus.NO_CONTENT):
             headers.append(("Content-Length", str(size)))
-        if last:
+        if manner.last:
             headers.append(("Connection", "close"))
         head = h11.Response(status_code=answer.status, headers=headers, reason=answer.status.phrase)
         writer.write(connection.send(head) or b"")
-        if not silent and isinstance(body, ContentRange):
+        if isinstance(body, ContentRange) and not manner.silent:
             for place in range(body.begin, body.end, CHUNK):
                 chunk = await self._read(body.sha256, place, min(CHUNK, body.end - place))
                 # h11 frames the bytes, and counts them, whatever kind of buffer they are.
@@ -207,7 +185,7 @@ class ContentPort:
                     writer.write(piece)
                 async with asyncio.timeout(CHUNK_TIMEOUT):
                     await writer.drain()
-        elif not silent and isinstance(body, bytes) and body:
+        elif isinstance(body, bytes) and body and not manner.silent:
             writer.write(connection.send(h11.Data(data=body)) or b"")
         writer.write(connection.send(h11.EndOfMessage()) or b"")
         async with asyncio.timeout(CHUNK_TIMEOUT):
@@ -247,13 +225,7 @@ def read_range(text: str, size: int) -> tuple[int, int] | None:
 
 def _check(head: h11.Request) -> None:
     """Refuse a request before its body is read. Raises RefusedError."""
-    headers, silent = dict(head.headers), head.method == b"HEAD"
-    if head.method not in (b"GET", b"HEAD", b"OPTIONS"):
-        raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "this port takes GET and HEAD")
-    if b"transfer-encoding" in headers or int(headers.get(b"content-length", 0)):
-        raise RefusedError(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "requests have no body here", silent=silent
-        )
+    check_reads_alone(head, (b"GET", b"HEAD", b"OPTIONS"))
 
 
 def _refusal(refused: RefusedError) -> ContentAnswer:

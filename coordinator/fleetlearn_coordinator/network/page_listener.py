@@ -18,35 +18,32 @@ import h11
 from fleetlearn_protocol.errors import FleetError
 
 from fleetlearn_coordinator.conversation.limits import Bucket
+from fleetlearn_coordinator.network.http_answers import (
+    MOST_CONNECTIONS,
+    Manner,
+    answer_requests,
+    check_reads_alone,
+    request_rate,
+)
 from fleetlearn_coordinator.network.http_port import (
-    MOST_HEADERS,
     HttpPort,
     RefusedError,
     RequestTarget,
-    read_request,
     read_target,
 )
 from fleetlearn_coordinator.network.peer_log import logger
 from fleetlearn_coordinator.network.static_files import CHUNK, FileResponse, StaticFolder, document
 from fleetlearn_coordinator.plan.service_settings import Limits, Tls
 
-MOST_CONNECTIONS = 128
-"""Connections at a time; an address that has limits gets at most half of those that are free."""
 DESCRIPTORS = 2 * MOST_CONNECTIONS
 """File descriptors that the page needs: for each connection its socket, and the file that is
 sent."""
 THREADS = 4
 """Files that are opened or read, and documents that are made, at a time."""
-REQUEST_TIMEOUT = 10.0
-"""Seconds until a connection's next request is there."""
 CHUNK_TIMEOUT = 10.0
 """Seconds in which a peer takes a chunk: 6.4 KiB/s at least."""
-KEEP_FOR = 60.0
-"""Seconds of a connection's life after which its next answer is its last."""
 LIFE = 900.0
 """Seconds that a connection lives at most: those of a large file for a slow peer."""
-REQUEST_RATE, REQUEST_BURST = 300.0, 300.0
-"""Requests per second of all peers together, and at once."""
 BYTE_RATE, BYTE_BURST = 32.0 * 2**20, 8.0 * 2**20
 """Bytes per second to all peers together, and at once."""
 POLICY = (
@@ -103,10 +100,7 @@ class PageListener:
         )
         self._loop = asyncio.get_running_loop()
         now = self._loop.time()
-        self._requests, self._bytes = (
-            Bucket(REQUEST_RATE, REQUEST_BURST, now),
-            Bucket(BYTE_RATE, BYTE_BURST, now),
-        )
+        self._requests, self._bytes = request_rate(now), Bucket(BYTE_RATE, BYTE_BURST, now)
 
     async def listen(self, host: str, port: int) -> str:
         """Begin to accept connections. Returns the address, as a URL. Raises OSError."""
@@ -119,39 +113,24 @@ class PageListener:
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer requests, one after the other. Returns whether one of them was for something that
         is there."""
-        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEADERS)
         writer.transport.set_write_buffer_limits(high=CHUNK)
-        began, useful, silent, last = self._loop.time(), False, False, False
-        while not last:
-            try:
-                async with asyncio.timeout(REQUEST_TIMEOUT):
-                    request, _ = await read_request(connection, reader, _check)
-            except (TimeoutError, EOFError):
-                break
-            except RefusedError as refused:
-                answer, silent, last = _refusal(refused), refused.silent, True
-            else:
-                silent = request.method == b"HEAD"
-                await asyncio.sleep(self._requests.book(self._loop.time(), 1))
-                answer = await self._answer(request)
-                useful = useful or answer.status in (HTTPStatus.OK, HTTPStatus.NOT_MODIFIED)
-                age = self._loop.time() - began
-                last = age > KEEP_FOR or self._port.connections > MOST_CONNECTIONS // 2
-            with closing(answer.content):
-                await self._send(connection, writer, answer, silent=silent, last=last)
-            if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
-                break
-            connection.start_next_cycle()
-        return useful
+        return await answer_requests(
+            self._port,
+            reader,
+            writer,
+            self._requests,
+            check=_check,
+            answer=self._answer,
+            refusal=_refusal,
+            send=self._send,
+        )
 
     async def _answer(self, request: h11.Request) -> FileResponse:
-        try:
-            target = read_target(request)
-            return await self._loop.run_in_executor(
-                self._port.pool, self._find, target, dict(request.headers)
-            )
-        except RefusedError as refused:
-            return _refusal(refused)
+        """Return what a request is answered. Raises RefusedError."""
+        target = read_target(request)
+        return await self._loop.run_in_executor(
+            self._port.pool, self._find, target, dict(request.headers)
+        )
 
     def _find(self, target: RequestTarget, headers: Mapping[bytes, bytes]) -> FileResponse:
         """Return what is asked for. Raises RefusedError."""
@@ -171,39 +150,36 @@ class PageListener:
         connection: h11.Connection,
         writer: asyncio.StreamWriter,
         answer: FileResponse,
-        *,
-        silent: bool,
-        last: bool,
+        manner: Manner,
     ) -> None:
-        """Send an answer. Raises TimeoutError where the peer does not take it, OSError where the
-        peer is gone."""
-        headers = [*answer.headers, *self._headers, *([("Connection", "close")] if last else [])]
-        head = h11.Response(status_code=answer.status, headers=headers, reason=answer.status.phrase)
-        writer.write(connection.send(head) or b"")
-        left = 0 if silent else answer.size
-        while left:
-            chunk = await self._loop.run_in_executor(
-                self._port.pool, answer.content.read, min(left, CHUNK)
+        """Send an answer, and close its file. Raises TimeoutError where the peer does not take it,
+        OSError where the peer is gone."""
+        with closing(answer.content):
+            headers = [*answer.headers, *self._headers]
+            if manner.last:
+                headers.append(("Connection", "close"))
+            head = h11.Response(
+                status_code=answer.status, headers=headers, reason=answer.status.phrase
             )
-            if not chunk:  # the file became shorter: the connection ends, which tells the peer so
-                raise EOFError
-            left -= len(chunk)
-            await asyncio.sleep(self._bytes.book(self._loop.time(), len(chunk)))
-            writer.write(connection.send(h11.Data(data=chunk)) or b"")
-            async with asyncio.timeout(CHUNK_TIMEOUT):
-                await writer.drain()
-        writer.write(connection.send(h11.EndOfMessage()) or b"")
+            writer.write(connection.send(head) or b"")
+            left = 0 if manner.silent else answer.size
+            while left:
+                chunk = await self._loop.run_in_executor(
+                    self._port.pool, answer.content.read, min(left, CHUNK)
+                )
+                if not chunk:  # the file became shorter: the connection's end tells the peer so
+                    raise EOFError
+                left -= len(chunk)
+                await asyncio.sleep(self._bytes.book(self._loop.time(), len(chunk)))
+                writer.write(connection.send(h11.Data(data=chunk)) or b"")
+                async with asyncio.timeout(CHUNK_TIMEOUT):
+                    await writer.drain()
+            writer.write(connection.send(h11.EndOfMessage()) or b"")
 
 
 def _check(head: h11.Request) -> None:
     """Refuse a request before its body is read. Raises RefusedError."""
-    headers, silent = dict(head.headers), head.method == b"HEAD"
-    if head.method not in (b"GET", b"HEAD"):
-        raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "this port takes GET and HEAD")
-    if b"transfer-encoding" in headers or int(headers.get(b"content-length", 0)):
-        raise RefusedError(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "requests have no body here", silent=silent
-        )
+    check_reads_alone(head, (b"GET", b"HEAD"))
 
 
 def _refusal(refused: RefusedError) -> FileResponse:

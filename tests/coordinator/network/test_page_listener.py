@@ -14,9 +14,10 @@ from typing import Any
 
 import h11
 import pytest
-from fleetlearn_coordinator.network import http_port, page_listener
+from fleetlearn_coordinator.network import http_answers, http_port, page_listener
+from fleetlearn_coordinator.network.http_answers import MOST_CONNECTIONS
 from fleetlearn_coordinator.network.http_port import MOST_HEADERS
-from fleetlearn_coordinator.network.page_listener import MOST_CONNECTIONS, PageListener
+from fleetlearn_coordinator.network.page_listener import PageListener
 from fleetlearn_coordinator.network.static_files import StaticFolder
 from fleetlearn_coordinator.plan.service_settings import Limits, Tls
 from fleetlearn_coordinator.service.private_ca import CA, CERTIFICATE, KEY, make_certificate
@@ -197,7 +198,7 @@ def test_a_head_that_is_refused_has_no_body(folder: Path) -> None:
 def test_who_says_nothing_or_does_not_read_is_ended(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_listener, "REQUEST_TIMEOUT", 0.5)
+    monkeypatch.setattr(http_answers, "REQUEST_TIMEOUT", 0.5)
     monkeypatch.setattr(page_listener, "CHUNK_TIMEOUT", 0.5)
     (folder / "large.wasm").write_bytes(bytes(12_000_000))
 
@@ -283,8 +284,8 @@ def test_connections_have_a_rate_and_the_kernel_holds_the_rest(
 def test_requests_and_bytes_have_a_rate_for_all_together(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_listener, "REQUEST_RATE", 20.0)
-    monkeypatch.setattr(page_listener, "REQUEST_BURST", 10.0)
+    monkeypatch.setattr(http_answers, "REQUEST_RATE", 20.0)
+    monkeypatch.setattr(http_answers, "REQUEST_BURST", 10.0)
     monkeypatch.setattr(page_listener, "BYTE_RATE", 3e6)
     monkeypatch.setattr(page_listener, "BYTE_BURST", 1e5)
 
