@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fleetlearn_simulator.data.own_source import DeviceData
     from fleetlearn_simulator.errors import SimulatorError
     from fleetlearn_simulator.population.availability_laws import AvailabilityLaw, in_slots
     from fleetlearn_simulator.population.devices import Devices
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AvailabilityLaw",
+    "DeviceData",
     "Devices",
     "Options",
     "Outcome",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "data.own_source": ("DeviceData",),
     "errors": ("SimulatorError",),
     "population.availability_laws": ("AvailabilityLaw", "in_slots"),
     "population.devices": ("Devices",),

@@ -24,7 +24,7 @@ from fleetlearn_protocol.vector import Vector, digest, views
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from fleetlearn_simulator.data.made_of import VALUES, changed, made_of, values_of
+from fleetlearn_simulator.data.made_of import VALUES, by_code, changed, made_of, values_of
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet.checkpoint import restore, state_of
@@ -391,7 +391,7 @@ def prepare_sweep(runs: Sequence[Scenario], folder: Path, options: Options) -> N
     """Make the folders of a sweep's runs, each with its run's name. A file that is changed before
     the last run began stops the sweep. Raises SimulatorError and BundleError; nothing is written
     then."""
-    sources: dict[Any, Source] = {}
+    sources: dict[bytes, Source] = {}
     contents = []
     with threadpool_limits(1):  # as in ``simulate``: the last bits of products depend on it
         for run in runs:
@@ -400,8 +400,9 @@ def prepare_sweep(runs: Sequence[Scenario], folder: Path, options: Options) -> N
             bundles = opened if run.plan.family else {"": next(iter(opened.values()))}
             # Of which devices a member is decides whose arrays its function makes.
             by = (run.tiers, run.seed, run.failures.regions) if run.plan.family else ()
-            key = run.data, run.population.size, run.failures.corrupt, identity_of(bundles), *by
-            if key not in sources and run.data.function is not None:
+            made_by = [run.data, run.population.size, run.failures.corrupt, identity_of(bundles)]
+            key = msgspec.json.encode([made_by, by], enc_hook=str)
+            if key not in sources and by_code(run.data):
                 sources[key] = source_of_run(run, run_bundles(run))
             contents.append(made_of(run, bundles, sources.get(key)))
     for run, content in zip(runs, contents, strict=True):

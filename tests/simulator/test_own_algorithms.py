@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fleetlearn_protocol import extensions
 from fleetlearn_simulator import Options, Scenario, SimulatorError, simulate
@@ -200,7 +201,6 @@ def test_a_module_that_is_not_there_is_named(line: Path, tmp_path: Path) -> None
 
 
 def test_a_registered_law_has_a_short_name(line: Path, tmp_path: Path) -> None:
-    import numpy as np
     from fleetlearn_simulator.scenario.own_algorithms import FAILURE_LAW
 
     def half_vanish() -> Any:
@@ -250,3 +250,92 @@ def test_the_page_s_strategy_and_stop_rule(line: Path, tmp_path: Path) -> None:
     assert resumed is not None
     assert resumed.summary == outcome.summary
     assert (stopped / "events.jsonl").read_bytes() == (folder / "events.jsonl").read_bytes()
+
+
+def summary_of(scenario: Scenario, folder: Path, workers: int) -> dict[str, Any]:
+    outcome = simulate(scenario, folder, Options(workers=workers, backend="bundle"))
+    assert outcome is not None
+    return outcome.summary
+
+
+def test_the_page_s_source_in_this_process_and_in_others(line: Path, tmp_path: Path) -> None:
+    (tmp_path / "sensors.py").write_text(BLOCKS["sensors"])
+    data = {"kind": "sensors:machines", "parameters": {"noise": 0.2}}
+    path = scenario_file(tmp_path, line, data=data, plan__stop__rounds=1)
+    found = Scenario.load(path, plugins=["sensors"])
+    here = summary_of(found, tmp_path / "here", 1)
+    assert here["reports"] == 4
+    assert summary_of(found, tmp_path / "there", 2) == here
+    assert here["own"]["data.kind"].startswith("sensors:machines ")
+    made = read_json(tmp_path / "here" / "made_of.json")
+    assert len(made["examples"]) == 3, "a few devices' examples tell of another file"
+    other = Scenario.load(
+        scenario_file(tmp_path, line, data=data | {"parameters": {"noise": 0.3}}), ["sensors"]
+    )
+    assert summary_of(other, tmp_path / "other", 1)["model"] != here["model"]
+
+
+def test_the_page_s_partition(line: Path, tmp_path: Path) -> None:
+    (tmp_path / "sensors.py").write_text(BLOCKS["sensors"])
+    random = np.random.default_rng(3)
+    x, y = (random.normal(size=size).astype(np.float32) for size in ((60, 3), 60))
+    np.savez(tmp_path / "a.npz", x=x, y=y, kind=np.arange(60) % 4)
+    data = {"partition": "sensors:one_label_each", "arrays": "a.npz", "label": "kind"}
+    path = scenario_file(tmp_path, line, data=data, plan__stop__rounds=1)
+    found = Scenario.load(path, plugins=["sensors"])
+    assert found.data.kind == "partition"
+    summary = summary_of(found, tmp_path / "run", 1)
+    assert summary["reports"] == 4
+    assert summary["own"]["data.partition"].startswith("sensors:one_label_each ")
+
+
+WRONG_DATA = """
+import numpy as np
+
+class Data:
+    def __init__(self, **changes):
+        vars(self).update(changes)
+    def examples(self, ids, seed):
+        return np.full(len(ids), 5)
+    def arrays(self, device, seed):
+        return {"x": np.zeros((4, 3), np.float32), "y": np.zeros(4, np.float32)}
+    def test(self, seed):
+        return None
+
+def too_few(): return Data()
+def floats(): return Data(examples=lambda ids, seed: np.zeros(len(ids)))
+def no_batch(): return Data(arrays=lambda device, seed: np.zeros(3))
+def nothing(): return None
+def missing(): return lambda labels, devices, random: [labels[:0]]
+def outside(): return lambda labels, devices, random: [np.array([10**6])] * devices
+def twice(): return lambda labels, devices, random: [np.array([0])] * devices
+def fractions(): return lambda labels, devices, random: [np.array([0.5])] * devices
+def raises(): return lambda labels, devices, random: 1 / 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "refusal"),
+    [
+        ("kind", "too_few", r"returned 4 examples, and its examples\(\) says 5"),
+        ("kind", "floats", r"returned float64 of shape \(\d+,\); expected integers"),
+        ("kind", "nothing", r"returned a NoneType; expected an object with the functions examples"),
+        ("kind", "no_batch", r"arrays\(\d+, \d+\) returned what does not fit the bundle"),
+        ("partition", "missing", r"returned 1 parts for 20 devices"),
+        ("partition", "outside", r"gave the place 1000000; there are \d+ examples to train on"),
+        ("partition", "twice", r"gave the example at 0 to several devices"),
+        ("partition", "fractions", r"gave device 0 float64 of shape \(1,\)"),
+        ("partition", "raises", r"raised ZeroDivisionError"),
+    ],
+)
+def test_wrong_data_are_refused(
+    key: str, name: str, refusal: str, line: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "wrong_data.py").write_text(WRONG_DATA)
+    x, y = np.zeros((60, 3), np.float32), np.zeros(60, np.float32)
+    np.savez(tmp_path / "a.npz", x=x, y=y, kind=np.arange(60) % 4)
+    beside = {"arrays": "a.npz", "label": "kind"} if key == "partition" else {}
+    path = scenario_file(tmp_path, line, data={key: f"wrong_data:{name}", **beside})
+    found = Scenario.load(path, plugins=["wrong_data"])
+    with pytest.raises(SimulatorError, match=rf'data\.{key} = "wrong_data:{name}".*{refusal}'):
+        simulate(found, tmp_path / "run", Options(workers=1))

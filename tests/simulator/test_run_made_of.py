@@ -109,7 +109,7 @@ def test_changed_code_and_changed_data_of_a_function_are_refused(
     (tmp_path / "unused.py").write_text("an = 1")
     np.save(tmp_path / "numbers.npy", 2 * np.ones((10, 3), np.float32))
     text = refused(scenario, tmp_path / "run")
-    assert "this has changed: what data.function makes, though its code is the same" in text
+    assert "this has changed: what the data's code makes, though it is the same" in text
     (tmp_path / "helper.py").write_text(HELPER.replace("sum(1)", "sum(1) + 1"))
     assert "this has changed: data.function's helper.py. Its" in refused(scenario, tmp_path / "run")
     (tmp_path / "helper.py").write_text(HELPER)

@@ -11,16 +11,19 @@ from fleetlearn_protocol.manifest import Manifest
 
 from fleetlearn_simulator.data.generators import Cube, Generator, Hospitals, Synthetic
 from fleetlearn_simulator.data.npz_source import npz_source, required
+from fleetlearn_simulator.data.own_source import DeviceData, OwnSource
 from fleetlearn_simulator.data.relabelled import RelabelledSource
 from fleetlearn_simulator.data.sources import CachedSource, FunctionSource, GeneratedSource, Source
 from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.scenario.own_algorithms import DATA_SOURCE, allow_plugins, own
 from fleetlearn_simulator.scenario.scenario import Scenario
-from fleetlearn_simulator.scenario.sections import DataSection
+from fleetlearn_simulator.scenario.sections import DATA, DataSection
 
 
 def source_of(scenario: Scenario, bundle: Bundle) -> CachedSource:
     """Make the source of a scenario's data. It keeps the arrays of the devices that were used
     last."""
+    allow_plugins(scenario)  # each process that trains makes the source
     made = make_source(
         scenario.data, scenario.data.seed, scenario.population.size, bundle.manifest, scenario.base
     )
@@ -41,6 +44,14 @@ def make_source(
     of the first output is long.
     """
     base = (base or Path()).absolute()
+    if settings.kind not in DATA:
+        data = own(DATA_SOURCE, settings.kind, settings.parameters, "data.kind")
+        if not isinstance(data, DeviceData):
+            raise SimulatorError(
+                f'data.kind = "{settings.kind}" returned a {type(data).__name__}; expected an '
+                "object with the functions examples, arrays and test (DeviceData)"
+            )
+        return OwnSource(settings.kind, data, seed, manifest.batch)
     if settings.kind == "function":
         return FunctionSource(
             required(settings, "function"),

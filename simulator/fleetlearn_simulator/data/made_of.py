@@ -24,6 +24,7 @@ from fleetlearn_protocol import Bundle
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.scenario.own_algorithms import own_algorithms
 from fleetlearn_simulator.scenario.scenario import KEYS, Scenario
+from fleetlearn_simulator.scenario.sections import DATA, DataSection
 
 ABSENT = "absent"
 VALUES, EXAMPLES = "values", "examples"
@@ -62,7 +63,7 @@ def made_of(
     SHA-256 of what the data's function makes for it; these few devices tell if the function reads a
     file that changed.
 
-    ``source``: the scenario's data. None is for a scenario without a data function.
+    ``source``: the scenario's data. None is for a scenario whose data no user's code makes.
     """
     parts: dict[str, Any] = {
         f"the bundle of member {name}" if name else "the bundle": bundle.sha256
@@ -81,6 +82,7 @@ def made_of(
         name = scenario.data.function.partition(":")[0]
         for file in _modules(name, scenario.data.path or scenario.base):
             parts[f"data.function's {file.name}"] = _digest(file)
+    if by_code(scenario.data):
         parts[EXAMPLES] = {} if source is None else dict(_sample(source, scenario.population.size))
     for each in own_algorithms(scenario):
         parts[f"{each.where} = {each.origin.name}"] = str(each.origin)
@@ -91,6 +93,11 @@ def made_of(
     rows = (row for section in KEYS for row in values_of(section, getattr(scenario, section)))
     parts[VALUES] = {key: value for key, value in rows if not _may_change(key)}
     return parts
+
+
+def by_code(data: DataSection) -> bool:
+    """Return whether a user's code makes the examples."""
+    return data.function is not None or data.kind not in DATA
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -112,7 +119,7 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if values or files or EXAMPLES not in before or before[EXAMPLES] == now.get(EXAMPLES):
         return files + values
     return [
-        "what data.function makes, though its code is the same (it must read the same files, and "
+        "what the data's code makes, though it is the same (it must read the same files, and "
         "depend on the device's number and the seed alone)"
     ]
 

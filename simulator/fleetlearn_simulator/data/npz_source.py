@@ -19,6 +19,7 @@ from fleetlearn_simulator.data.generators import Arrays, Ids, power_law
 from fleetlearn_simulator.data.partitions import Groups, Indices
 from fleetlearn_simulator.data.sources import DividedSource, SampledSource, Source
 from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.scenario.own_algorithms import PARTITION, own
 from fleetlearn_simulator.scenario.sections import DataSection
 
 
@@ -109,6 +110,10 @@ def _divided(settings: DataSection, seed: int, population: int, pool: Pool) -> S
         groups = partitions.dirichlet(random, values, starts, _concentration(settings))
     elif settings.kind == "shards":
         groups = partitions.shards(random, values, population, pieces)
+    elif settings.kind == "partition":
+        name: str = required(settings, "partition")
+        divide = own(PARTITION, name, settings.parameters, "data.partition")
+        groups = partitions.own_groups(name, divide, values, population, random)
     else:
         groups = partitions.iid(random, starts)
     return DividedSource(pool.arrays, Groups(pool.training[groups.order], groups.starts), pool.test)

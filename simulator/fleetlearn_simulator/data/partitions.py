@@ -7,13 +7,20 @@ so that there can be any number of devices.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetlearn_simulator.errors import SimulatorError
+
 Indices: TypeAlias = NDArray[np.int64]
 Random: TypeAlias = np.random.Generator
+Partition: TypeAlias = Callable[[NDArray[np.int64], int, Random], "Sequence[Indices]"]
+"""An own partition. It is called with the labels of the examples to train on (int64, shape
+(examples,)), the number of devices and a generator, its only source of randomness. It returns for
+each device the places of its examples, in the order of the labels."""
 
 
 class Groups(NamedTuple):
@@ -123,6 +130,40 @@ def shards(random: Random, labels: NDArray[np.int64], devices: int, pieces: int)
     return Groups(
         np.concatenate([order[cut[shard] : cut[shard + 1]] for shard in dealt]), starts_of(sizes)
     )
+
+
+def own_groups(
+    name: str, partition: Partition, labels: NDArray[np.int64], devices: int, random: Random
+) -> Groups:
+    """Divide examples by an own partition. Raises SimulatorError where it raises, or gives an
+    example twice or one that is not there. ``name``: what the scenario calls it."""
+    where = f'data.partition = "{name}"'
+    try:
+        parts = [np.asarray(part) for part in partition(labels.copy(), devices, random)]
+    except Exception as error:
+        raise SimulatorError(f"{where} raised {type(error).__name__}: {error}") from error
+    if len(parts) != devices:
+        raise SimulatorError(f"{where} returned {len(parts)} parts for {devices} devices")
+    for device, part in enumerate(parts):
+        if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
+            raise SimulatorError(
+                f"{where} gave device {device} {part.dtype} of shape {part.shape}; expected the "
+                "places of its examples: integers of shape (k,)"
+            )
+    order = np.concatenate([part.astype(np.int64) for part in parts])
+    outside = (order < 0) | (order >= len(labels))
+    if outside.any():
+        raise SimulatorError(
+            f"{where} gave the place {order[outside][0]}; there are {len(labels)} examples to "
+            f"train on: places are 0 to {len(labels) - 1}"
+        )
+    places, counts = np.unique(order, return_counts=True)
+    if (counts > 1).any():
+        raise SimulatorError(
+            f"{where} gave the example at {places[counts > 1][0]} to several devices, or twice; "
+            "each is on one device at most"
+        )
+    return Groups(order, starts_of(np.array([part.size for part in parts], np.int64)))
 
 
 def drawn_dirichlet(

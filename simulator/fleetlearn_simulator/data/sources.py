@@ -181,7 +181,7 @@ class FunctionSource(Source):
                 self._sizes[device] = self._made(device)
             else:
                 call = f"examples({device}, {self._seed}) beside {self._function}"
-                size = _attempt(call, lambda: count(device, self._seed))
+                size = attempt(call, lambda: count(device, self._seed))
                 if not isinstance(size, int | np.integer) or size < 0:
                     raise SimulatorError(
                         f"{call} returned {size!r}; expected an integer, at least 0"
@@ -192,7 +192,7 @@ class FunctionSource(Source):
     def _made(self, device: int) -> int:
         """Return how many examples the function makes for a device; arrays without any are none."""
         call = f"{self._function}({device}, {self._seed})"
-        returned = _attempt(call, lambda: self._make(device, self._seed))
+        returned = attempt(call, lambda: self._make(device, self._seed))
         arrays = [*returned.values()] if isinstance(returned, Mapping) else returned
         if (
             isinstance(arrays, tuple | list)
@@ -203,13 +203,7 @@ class FunctionSource(Source):
         return len(self._checked(call, lambda: returned)[0])
 
     def _checked(self, call: str, function: Callable[[], Any]) -> Arrays:
-        returned = _attempt(call, function)
-        try:
-            arrays = check_batch(returned, self._inputs)
-            check_ranges(arrays, self._inputs)
-            return arrays
-        except DataError as error:
-            raise SimulatorError(f"{call} returned what does not fit the bundle: {error}") from None
+        return fitting(call, function, self._inputs)
 
 
 class CachedSource(Source):
@@ -312,7 +306,20 @@ def _module(name: str, base: Path) -> ModuleType:
         sys.path.remove(str(base))
 
 
-def _attempt(call: str, function: Callable[[], T]) -> T:
+def fitting(call: str, function: Callable[[], Any], inputs: Sequence[Input]) -> Arrays:
+    """Return the arrays that a user's function makes, in the bundle's form. Raises SimulatorError.
+    ``call``: it, in words."""
+    returned = attempt(call, function)
+    try:
+        arrays = check_batch(returned, inputs)
+        check_ranges(arrays, inputs)
+        return arrays
+    except DataError as error:
+        raise SimulatorError(f"{call} returned what does not fit the bundle: {error}") from None
+
+
+def attempt(call: str, function: Callable[[], T]) -> T:
+    """Return what a user's function returns. Raises SimulatorError where it raises."""
     try:
         return function()
     except Exception as error:

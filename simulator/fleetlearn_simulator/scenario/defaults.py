@@ -23,11 +23,12 @@ from fleetlearn_protocol.extensions import ExtensionPoint
 from fleetlearn_protocol.paths import in_home
 from msgspec.structs import replace
 
-from fleetlearn_simulator.scenario.own_algorithms import AVAILABILITY_LAW
+from fleetlearn_simulator.scenario.own_algorithms import AVAILABILITY_LAW, DATA_SOURCE
 from fleetlearn_simulator.scenario.sections import (
     AVAILABILITY,
     DATA,
     OWN_AVAILABILITY,
+    OWN_DATA,
     PRESETS,
     REQUIRED,
     Tier,
@@ -123,7 +124,8 @@ def fill_defaults(raw: dict[str, Any], plan: Plan, service: ServiceSettings) -> 
         population.setdefault("connected", min(service.max_connections, size))
     if isinstance(data, dict):
         data.setdefault("seed", raw["seed"])
-        _fill_kind("data", data, "synthetic", DATA, ("seed", "test"))
+        usual = "partition" if "partition" in data else "synthetic"
+        _fill_kind("data", data, usual, DATA, ("seed", "test"), (DATA_SOURCE, OWN_DATA))
     if isinstance(availability, dict):
         own = AVAILABILITY_LAW, OWN_AVAILABILITY
         _fill_kind("availability", availability, "always", AVAILABILITY, (), own)

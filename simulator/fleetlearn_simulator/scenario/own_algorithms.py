@@ -9,7 +9,7 @@ from fleetlearn_protocol import extensions
 from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint, Origin
 
 from fleetlearn_simulator.errors import SimulatorError
-from fleetlearn_simulator.scenario.sections import AVAILABILITY, HAZARDS
+from fleetlearn_simulator.scenario.sections import AVAILABILITY, DATA, HAZARDS
 
 if TYPE_CHECKING:
     from fleetlearn_simulator.scenario.scenario import Scenario
@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 # What an extension must be is checked where it is used: population/ and data/ know the types.
 AVAILABILITY_LAW: ExtensionPoint[Any] = ExtensionPoint("availability law", object)
+DATA_SOURCE: ExtensionPoint[Any] = ExtensionPoint("data source", object)
+PARTITION: ExtensionPoint[Any] = ExtensionPoint("partition", object, is_callable=True)
 FAILURE_LAW: ExtensionPoint[Any] = ExtensionPoint("failure law", object, is_callable=True)
 
 
@@ -63,6 +65,10 @@ def _named(scenario: Scenario) -> Iterator[tuple[ExtensionPoint[Any], str, str]]
         yield AVAILABILITY_LAW, scenario.availability.kind, "availability.kind"
     if scenario.failures.law != HAZARDS:
         yield FAILURE_LAW, scenario.failures.law, "failures.law"
+    if scenario.data.kind not in DATA:
+        yield DATA_SOURCE, scenario.data.kind, "data.kind"
+    if scenario.data.partition is not None:
+        yield PARTITION, scenario.data.partition, "data.partition"
     for point, name, where in scenario.plan.own_names():
         yield point, name, f"plan.{where}"
 

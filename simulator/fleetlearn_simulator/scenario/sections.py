@@ -42,12 +42,11 @@ class DataSection(Section, frozen=True, kw_only=True):
     """[data]: what data each device has. ``DATA`` says which keys a kind takes, and their
     defaults."""
 
-    kind: Literal[
-        "synthetic", "hospitals", "fcube", "iid", "dirichlet", "shards", "column", "function"
-    ] = "synthetic"
+    kind: str = "synthetic"
     """Generators: synthetic (Li et al., arXiv 1812.06127), hospitals (four set-ups of logistic
     regression), fcube (Li et al., arXiv 2102.02079). Partitions of ``arrays``: iid, dirichlet,
-    shards, column. function: Python code."""
+    shards, column, or an own ``partition``. function: a function beside the scenario. Or an own
+    source, "my_package:my_source"."""
     seed: Seed
     """The data's seed. Default: the scenario's."""
     alpha: Annotated[float, Meta(ge=0, le=1e6)] | None = None
@@ -75,6 +74,10 @@ class DataSection(Section, frozen=True, kw_only=True):
     returns the arrays of the device's examples."""
     path: Path | None = None
     """function: the folder in which the module is looked for. Default: the scenario's."""
+    partition: str | None = None
+    """partition: an own partition of ``arrays``, "my_package:my_partition"."""
+    parameters: dict[str, Any] | None = None
+    """Of an own source or partition: its function's parameters."""
     examples: Annotated[int, Meta(ge=1, le=10**6)] | None = None
     """Examples of a device; with ``power``, the fewest. Default: the generator's; in a partition,
     all examples are divided among the devices."""
@@ -287,6 +290,7 @@ DATA: Mapping[str, Mapping[str, Any]] = {
     "dirichlet": {"arrays": REQUIRED, "label": None, "alpha": 0.5, **_SIZES},
     "shards": {"arrays": REQUIRED, "label": None, "shards": 2, "examples": None},
     "column": {"arrays": REQUIRED, "column": REQUIRED, "examples": None},
+    "partition": {"arrays": REQUIRED, "label": None, "partition": REQUIRED, "parameters": {}},
     "function": {"function": REQUIRED, "path": ".", "examples": None},
 }
 """Kind of data -> the keys that it takes besides ``kind``, ``seed`` and ``test``, and their
@@ -307,8 +311,10 @@ AVAILABILITY: Mapping[str, Mapping[str, Any]] = {
 """Kind of availability -> the keys that it takes, and their defaults. Bonawitz et al., Towards
 Federated Learning at Scale, arXiv 1902.01046, section 9: four times as many devices at night as by
 day."""
+OWN_DATA: Mapping[str, Any] = {"parameters": {}}
+"""The keys and defaults of an own source of data."""
 OWN_AVAILABILITY: Mapping[str, Any] = {"parameters": {}, "zones": None}
-"""The same of an own law."""
+"""The same of an own law of availability."""
 PRESETS: Mapping[str, Mapping[str, float]] = {
     "pi-zero-2": {
         "speed": 0.08,
