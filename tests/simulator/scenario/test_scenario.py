@@ -269,6 +269,7 @@ def test_each_kind_of_data_fills_in_its_own_keys(kind: str, base: Path) -> None:
         "arrays": 'arrays = "x"\n',
         "column": 'column = "w"\n',
         "function": 'function = "m:f"\n',
+        "partition": 'partition = "m:f"\n',
     }
     text = "".join(line for key, line in needed.items() if key in DATA[kind])
     found = msgspec.structs.asdict(parse(f'{SMALL}[data]\nkind = "{kind}"\n{text}', base).data)
