@@ -15,7 +15,7 @@ from fleetlearn_protocol.computations.bundle import write_computation_bundle
 from own_functions import EXAMPLES, allowed_examples, computed_by, points, questions
 from processes import Processes, free_port, service_file, wait_for
 
-SERVE = Path(__file__).with_name("serve_functions.py")
+CRASH = Path(__file__).with_name("crash_coordinator.py")
 CRASH_DEVICE = Path(__file__).with_name("crash_device.py")
 NAMES = "abc"
 TABLES = dict(zip(NAMES, points(3), strict=True))
@@ -36,7 +36,7 @@ DEVICE_DIES = {
 SECURE = '[secure]\nmode = "pairwise"\ndropouts = 0.0\n'
 
 
-def begin(run: Processes, more: str = "") -> tuple[Path, str]:
+def begin(run: Processes, more: str = "", more_service: str = "") -> tuple[Path, str]:
     """Write a plan, its bundle and the devices' tables. Returns the plan and the coordinator's
     address."""
     bundle = write_computation_bundle(run.folder / "a.bundle", "centres", questions("kmeans"))
@@ -50,12 +50,10 @@ def begin(run: Processes, more: str = "") -> tuple[Path, str]:
         height, weight = table["x"].T
         np.savez(run.folder / f"{name}.npz", height=height, weight=weight)
     port = free_port()
-    service_file(plan, port)
+    service = service_file(plan, port)
+    plugins = f'[plugins]\nmodules = ["kmeans"]\nfolder = "{EXAMPLES}"\n'
+    service.write_text(f"{service.read_text()}{more_service}{plugins}")
     return plan, f"ws://127.0.0.1:{port}"
-
-
-def serve(run: Processes, plan: Path, point: str = "", time: int = 0) -> Any:
-    return run.coordinator(plan, SERVE, point, str(time), plan)
 
 
 def device(run: Processes, name: str, url: str, *wrapper: str | Path) -> Any:
@@ -89,7 +87,7 @@ def test_the_centres_are_those_of_the_same_functions_without_a_network(
     run: Processes, expected: tuple[bytes, dict[str, Any]]
 ) -> None:
     plan, url = begin(run)
-    serve(run, plan)
+    run.coordinator(plan)
     for name in NAMES:
         device(run, name, url)
     check(run, plan, expected)
@@ -102,7 +100,7 @@ def test_a_device_whose_owner_does_not_allow_the_function_is_told_and_left_out(
     run: Processes, expected: tuple[bytes, dict[str, Any]]
 ) -> None:
     plan, url = begin(run)
-    serve(run, plan)
+    run.coordinator(plan)
     run.device("d", url, run.folder / "a.npz")
     text = "this run computes by the function kmeans:sums; the device's owner allows none"
     wait_for(lambda: text in run.log("d"), "the device to be told")
@@ -118,7 +116,7 @@ def test_masked_sums_give_the_same_state(
     run: Processes, expected: tuple[bytes, dict[str, Any]]
 ) -> None:
     plan, url = begin(run, SECURE)
-    serve(run, plan)
+    run.coordinator(plan)
     for name in NAMES:
         device(run, name, url)
     check(run, plan, expected)
@@ -130,11 +128,11 @@ def test_the_coordinator_killed_changes_nothing(
     run: Processes, expected: tuple[bytes, dict[str, Any]], point: str
 ) -> None:
     plan, url = begin(run)
-    process = serve(run, plan, point, COORDINATOR_DIES[point])
+    process = run.coordinator(plan, CRASH, point, str(COORDINATOR_DIES[point]), plan)
     for name in NAMES:
         device(run, name, url)
     assert process.wait(60) == -9, f"it was to die where {point}: {run.log('coordinator')}"
-    serve(run, plan)
+    run.coordinator(plan)
     check(run, plan, expected)
 
 
@@ -144,10 +142,30 @@ def test_a_device_killed_changes_nothing(
     run: Processes, expected: tuple[bytes, dict[str, Any]], point: str
 ) -> None:
     plan, url = begin(run)
-    serve(run, plan)
+    run.coordinator(plan)
     for name in "ab":
         device(run, name, url)
     crashing = device(run, "c", url, CRASH_DEVICE, point, DEVICE_DIES[point])
     assert crashing.wait(60) == -9, run.log("c")
     device(run, "c", url)
     check(run, plan, expected)
+
+
+@pytest.mark.slow
+def test_gateways_change_nothing(run: Processes, expected: tuple[bytes, dict[str, Any]]) -> None:
+    plan, url = begin(run, more_service="gateways = 2\n")
+    run.coordinator(plan)
+    for name in NAMES:
+        device(run, name, url)
+    check(run, plan, expected)
+
+
+def test_a_module_that_the_service_does_not_list_is_said_before_anything_runs(
+    run: Processes,
+) -> None:
+    plan, _ = begin(run)
+    service_file(plan, free_port())  # without [plugins]
+    process = run.coordinator(plan)
+    assert process.wait(60) == 1
+    assert "the module kmeans is not allowed here" in run.log("coordinator")
+    assert '[plugins] modules = ["kmeans"]' in run.log("coordinator")
