@@ -20,7 +20,7 @@ from fleetlearn_device.training.data import as_data, load_npz
 from fleetlearn_device.training.trainer import Trainer
 from fleetlearn_protocol import Bundle, open_bundle
 from fleetlearn_protocol.encodings import FLOAT32, find_encoding
-from fleetlearn_protocol.messages import Report, Task, encode
+from fleetlearn_protocol.messages import Report, StepSchedule, Task, encode
 from fleetlearn_protocol.vector import Vector
 from line_bundle import line_data, write_line_bundle
 from torch import nn
@@ -142,6 +142,19 @@ LINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "scaffold": (SCAFFOLD, {"algorithm": "scaffold", "parts": BOTH}),
     "scaffold-gradient": (SCAFFOLD, {"algorithm": "scaffold-gradient", "parts": BOTH}),
+    "scaffold by step": (
+        SCAFFOLD,
+        {
+            "algorithm": "scaffold",
+            "parts": BOTH,
+            "hyper": {"lr": 0.2},
+            "schedule": StepSchedule("one-cycle", warm_up=2, start=0.25),
+        },
+    ),
+    "ditto by step": (
+        {"references": ("anchor",)},
+        {"algorithm": "ditto", "schedule": StepSchedule("exponential", factor=0.5, first=1)},
+    ),
     "feddyn": ({"references": ("anchor", "correction")}, {"algorithm": "feddyn"}),
     "feddyn int4": (
         {"references": ("anchor", "correction")},

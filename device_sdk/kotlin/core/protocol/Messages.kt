@@ -167,6 +167,7 @@ private val FROM_COORDINATOR = mapOf(
     "content" to fields(
         "transfer" to transfer, "sha256" to digest, "size" to offset, "offset" to offset,
         "end" to optional(nullable(offset), null), "url" to optional(nullable(url), null),
+        "selected" to optional(nullable(digest), null),
     ),
     "grant" to fields("task" to identifier, "transfer" to transfer, "offset" to offset),
     "weighing" to fields("task" to identifier, "factor" to number(0.0, 1.0)),
