@@ -170,6 +170,13 @@ def test_observers_are_told_what_those_of_a_coordinators_run_are(
     assert [event.summary for event in measured] == fleet.evaluations
 
 
+@pytest.fixture
+def month(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulation ends after a month without a round: a year of it takes 3 s of CPU."""
+    monkeypatch.setattr(fleet_module, "MAX_SECONDS_WITHOUT_ROUND", 30 * 86400.0)
+
+
+@pytest.mark.usefixtures("month")
 def test_observers_are_told_why_a_round_was_abandoned(tmp_path: Path, line: Path) -> None:
     write_trace(tmp_path, (0, 0, 1e6), (1, 0, 1e6), (2, 0, 15), (3, 0, 15))
     plan = {"plan__round__minimum": 3, "plan__round__deadline": 100.0}
@@ -237,6 +244,7 @@ def test_a_round_is_the_weighted_mean_of_its_reports(tmp_path: Path, line: Path)
     np.testing.assert_allclose(run.model, model, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("month")
 def test_too_few_reports_at_the_deadline(tmp_path: Path, line: Path) -> None:
     """Devices 2 and 3 go offline after 15 seconds and never return: two reports of three at
     least."""
@@ -971,6 +979,7 @@ def test_nobody_is_ever_online(tmp_path: Path, line: Path) -> None:
     assert run.handled < 20_000
 
 
+@pytest.mark.usefixtures("month")
 def test_too_few_are_online_at_a_time(tmp_path: Path, line: Path) -> None:
     """Each device alone, one after the other, and two are needed."""
     write_trace(tmp_path, *((device, 100 * device, 100 * device + 50) for device in range(20)))
