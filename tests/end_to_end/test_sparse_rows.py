@@ -51,10 +51,12 @@ def train(
     files: list[Path],
     crash: tuple[str, int] | None = None,
     device_crash: str | None = None,
+    serve: tuple[str, ...] = (),
     **settings: object,
 ) -> np.ndarray:
-    """Three rounds; returns the final model. ``crash``, ``device_crash``: where the coordinator, or
-    a device, dies before it is started again."""
+    """Three rounds; returns the final model. ``serve``: more of the coordinator's command.
+    ``crash``, ``device_crash``: where the coordinator, or a device, dies before it is started
+    again."""
     port, data_dir, plan = free_port(), run.folder / "run", run.folder / "plan.toml"
     plan.write_text(plan_text(bundle, data_dir, **(ROUNDS | settings)))
     service_file(plan, port)
@@ -67,7 +69,7 @@ def train(
     if crash is not None:
         process = run.coordinator(plan, CRASH, crash[0], str(crash[1]), plan)
         assert process.wait(60) == -9, f"it was to die at {crash}: {run.log('coordinator')}"
-    run.coordinator(plan)
+    run.coordinator(plan, "-m", "fleetlearn_coordinator", "serve", plan, *serve)
     if device_crash is not None:
         dying = run.device(names[0], url, files[0], CRASH_DEVICE, device_crash, "2")
         assert dying.wait(60) == -9, run.log(names[0])
@@ -158,6 +160,14 @@ def test_a_device_killed_changes_nothing(
     run: Processes, bundle: Path, files: list[Path], undisturbed: np.ndarray, point: str
 ) -> None:
     assert np.array_equal(train(run, bundle, files, device_crash=point), undisturbed)
+
+
+def test_behind_gateways(
+    run: Processes, bundle: Path, files: list[Path], undisturbed: np.ndarray
+) -> None:
+    """Which read rows out of the model's file, and store updates whose size follows from theirs."""
+    model = train(run, bundle, files, serve=("--gateways", "2"))
+    assert np.array_equal(model, undisturbed)
 
 
 FILES = """

@@ -23,6 +23,7 @@ from fleetlearn_protocol.encodings import FLOAT32, find_encoding
 from fleetlearn_protocol.messages import Report, StepSchedule, Task, encode
 from fleetlearn_protocol.vector import Vector
 from line_bundle import line_data, write_line_bundle
+from sparse_fleet import ratings_bundle, ratings_of
 from torch import nn
 from web_sdk import script
 
@@ -210,6 +211,12 @@ def trained(
         found[name] = make_case(
             folder, write_line_bundle(folder / "line.bundle", **given), line_data(20), **changes
         )
+    # This SDK trains whole tables, of which the bundle's graphs take any number of rows.
+    folder = tmp_path_factory.mktemp("sparse")
+    rated = ratings_of(0)
+    found["sparse"] = make_case(
+        folder, open_bundle(ratings_bundle(folder)), (rated["film"], rated["rating"])
+    )
     folder = tmp_path_factory.mktemp("mask")
     example = (torch.ones(2, 4096),)
     cached_export(
@@ -234,7 +241,7 @@ def trained(
     return found
 
 
-@pytest.mark.parametrize("name", [*MODELS, *LINES, "measured"])
+@pytest.mark.parametrize("name", [*MODELS, *LINES, "sparse", "measured"])
 def test_the_numbers_are_the_same(name: str, trained: dict[str, Case]) -> None:
     folder, bundle, data, vectors, tasks, _ = trained[name]
     expected, expected_parts = train_here(folder, bundle, data, vectors, tasks)
