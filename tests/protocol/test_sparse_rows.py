@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+from fleetlearn_protocol.encodings import UINT32, find_encoding
 from fleetlearn_protocol.errors import BundleError, Code, ProtocolError
 from fleetlearn_protocol.formats.whole import rows_from_bytes, rows_to_bytes
-from fleetlearn_protocol.manifest import PERSONAL, Manifest, SparseRows
-from fleetlearn_protocol.manifest_file import read_manifest, write_manifest
+from fleetlearn_protocol.manifest import PERSONAL, Manifest, PublicExamples, SparseRows
+from fleetlearn_protocol.manifest_file import _odd_sparse_rows, read_manifest, write_manifest
 from fleetlearn_protocol.messages import (
     MAX_CONTROL_BYTES,
     MOST_ROWS,
@@ -38,6 +39,7 @@ from fleetlearn_protocol.sparse_rows import (
     stretches,
     sub_manifest,
     touched_rows,
+    with_row_elements,
 )
 from fleetlearn_protocol.vector import Vector
 
@@ -148,6 +150,20 @@ def test_rows_travel_as_whole_numbers() -> None:
         check_rows(np.array([5, 100]), LAYOUT)
 
 
+def test_rows_are_no_floats() -> None:
+    whole = rows_to_bytes(SOME)
+    with pytest.raises(ProtocolError, match="each takes 4"):
+        rows_from_bytes(whole[:5])
+    with pytest.raises(ProtocolError, match="it takes numbers of rows"):
+        UINT32.encode(VECTOR)
+    with pytest.raises(ProtocolError, match="floats were expected"):
+        UINT32.decode(whole)
+    assert UINT32.check(whole) == 99
+    assert find_encoding("uint32") is UINT32
+    assert with_row_elements([UPDATE]) == [UPDATE]
+    assert with_row_elements([ROWS]) == [ROWS, ROW_ELEMENTS, UPDATE]
+
+
 def test_the_sub_models_manifest() -> None:
     whole = manifest()
     layout = row_layout(whole)
@@ -166,6 +182,9 @@ def test_the_sub_models_manifest() -> None:
     assert whole.elements_of(ROWS) == 5
     assert whole.elements_of(ROW_ELEMENTS) == 4
     assert read_manifest(write_manifest(whole)).sparse == whole.sparse
+    one = msgspec.structs.replace(whole, sparse=SparseRows(("item_bias",), ("item",), 5))
+    assert row_layout(one) == RowLayout(5, (RowSegment(0, 17, 0), RowSegment(17, 22, 1)))
+    check_rows(np.array([0, 4]), layout)
     assert row_layout(msgspec.structs.replace(whole, sparse=msgspec.UNSET)) is None
 
 
@@ -196,8 +215,17 @@ def test_sparse_rows_that_contradict_the_manifest(changes: dict[str, object], wo
 
 
 def test_what_a_bundle_with_sparse_rows_cannot_have() -> None:
+    with pytest.raises(BundleError, match="no buffers that travel"):
+        manifest(step={"optimizer": "custom"})
+    with pytest.raises(BundleError, match="reads no correction"):
+        manifest(step={"correction": True}, references=["correction"])
+    array = {"name": "item", "dtype": "int64", "shape": [], "below": 4}
+    with pytest.raises(BundleError, match="integers must be 0 to 4"):
+        manifest(batch=[array])
     with pytest.raises(BundleError, match="kept from task to task"):
         manifest(state=[{"name": "t", "shape": [], "offset": 0, "kept": True}])
+    public = msgspec.structs.replace(manifest(), public=PublicExamples(3, 2))
+    assert "no graphs" in str(_odd_sparse_rows(public))
     own = {"name": "own", "shape": [1], "offset": 22, "personal": True}
     rows = msgspec.to_builtins(manifest().parameters)
     with pytest.raises(BundleError, match=PERSONAL):

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from fleetlearn_device.session import session as session_module
-from fleetlearn_device.session.abilities import PRIVACY
+from fleetlearn_device.session.abilities import PRIVACY, unsupported
 from fleetlearn_device.session.commands import (
     Close,
     Command,
@@ -29,6 +29,7 @@ from fleetlearn_device.session.commands import (
     StoreChunk,
     Wanted,
 )
+from fleetlearn_device.session.privacy_demands import PrivacyDemands
 from fleetlearn_device.session.refusals import VERSION_WAIT
 from fleetlearn_device.session.session import Session
 from fleetlearn_device.session.statement import Statement
@@ -52,6 +53,7 @@ from fleetlearn_protocol.messages import (
     CheckIn,
     ComeBack,
     Content,
+    ContentSelection,
     Evaluation,
     Failed,
     Fetch,
@@ -60,6 +62,7 @@ from fleetlearn_protocol.messages import (
     Heartbeat,
     Held,
     Part,
+    Piece,
     Question,
     Refused,
     Reply,
@@ -394,6 +397,60 @@ def test_a_difference_that_cannot_be_had_is_replaced_by_the_whole(how: str) -> N
         commands = session.stored("d" * 64, False, 0.0)
     assert acts(commands) == [Send(Fetch(SHA))]
     assert isinstance(session.work, Fetching)
+
+
+ROWS = ContentSelection((Piece(0, 4, True),), (1, 3))
+OF_ROWS = Wanted(
+    SHA, "its rows", "models/r", 8, 8, instead=WANTED, selection=ROWS, name_of_pieces="r"
+)
+
+
+def test_pieces_of_a_content_are_fetched_and_checked_by_what_the_coordinator_says() -> None:
+    session = brought_to("idle")
+    tell(session, task())
+    assert acts(session.located("A", [OF_ROWS], 0.0)) == [Send(Fetch(SHA, selection=ROWS))]
+    tell(session, Content(3, SHA, 8, 0, selected="e" * 64))
+    commands = acts(session.received_chunk(pack_chunk(3, 0, bytes(8)), 0.0))
+    assert isinstance(commands[-1], FinishContent)
+    wanted = commands[-1].wanted
+    assert (wanted.key, wanted.expected) == ("r", "e" * 64)
+
+
+def test_pieces_that_are_all_there_are_asked_for_what_their_hash_is() -> None:
+    session = brought_to("idle")
+    tell(session, task())
+    here = replace(OF_ROWS, have=8)
+    assert acts(session.located("A", [here], 0.0)) == [Send(Fetch(SHA, 8, selection=ROWS))]
+    (finish,) = acts(tell(session, Content(3, SHA, 8, 8, selected="e" * 64)))
+    assert isinstance(finish, FinishContent)
+    assert finish.wanted.expected == "e" * 64
+
+
+def test_a_coordinator_that_knows_no_pieces_sends_the_whole() -> None:
+    session = brought_to("idle")
+    tell(session, task())
+    session.located("A", [OF_ROWS], 0.0)
+    assert acts(tell(session, Content(3, SHA, WANTED.size or 0, 0))) == [Send(Fetch(SHA))]
+
+
+def test_who_demands_privacy_says_nothing_of_rows() -> None:
+    for demands, expected in ((PrivacyDemands(), True), (PrivacyDemands(require=True), False)):
+        session = Session("dev", 7, can_choose_rows=True, demands=demands)
+        (send,) = session.connected(0.0)
+        assert isinstance(send, Send)
+        assert isinstance(send.message, CheckIn)
+        assert ("uint32" in send.message.encodings) is expected
+
+
+@pytest.mark.parametrize("demand", ["clip", "noise"])
+def test_rows_are_not_told_beside_a_private_update(demand: str) -> None:
+    private = {"clip": 0.5} if demand == "clip" else {"clip": 0.5, "local_noise": 1.0}
+    parts = {"rows": "uint32", "update": "float32"}
+    given = msgspec.structs.replace(task(), parts=parts, **private)
+    told = unsupported(given, (), ())
+    assert told is not None
+    assert "the rows of tables" in told
+    assert unsupported(msgspec.structs.replace(task(), parts=parts), (), ()) is None
 
 
 def test_a_round_from_the_check_in_to_the_acknowledgement() -> None:
