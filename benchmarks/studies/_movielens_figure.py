@@ -45,6 +45,6 @@ def draw(file: Path, central: Mapping[str, Sequence[float]], runs: Runs) -> None
         by_round.set(xlabel="round", ylabel="RMSE of held-out ratings, stars")
         by_bytes.set(xlabel="kB that a device fetches and sends, if it is in each round")
         by_bytes.set_xscale("log")
-        by_bytes.legend(frameon=False, fontsize=7, loc="upper right")
+        by_bytes.legend(frameon=False, fontsize=7, loc="lower left")
         figure.tight_layout()
         figure.savefig(file, facecolor="white", bbox_inches="tight", metadata={"Date": None})
