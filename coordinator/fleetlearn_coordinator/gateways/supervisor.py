@@ -51,7 +51,8 @@ class Supervised(NamedTuple):
 def supervise(commands: Supervised) -> int:
     """Run the engine process and the gateways until the engine process ends by itself, or SIGTERM,
     SIGINT or SIGHUP comes. Blocks. Returns the exit status. A process that a signal killed is
-    started again; one that ends with an error ends all. Raises OSError."""
+    started again, and so is a gateway that was told to end; one that ends with an error ends all.
+    Raises OSError."""
     return asyncio.run(_supervise(commands))
 
 
@@ -147,8 +148,8 @@ async def _replace_all(engine: Child, gateways: Sequence[Gateway], asked: asynci
 
 
 async def _watch(child: Child) -> int:
-    """Start the process again whenever a signal killed it, or it asks for that. Returns the status
-    with which it ended by itself."""
+    """Start the process again whenever a signal killed it, or it asks for that, or it is a gateway
+    that ended in order. Returns the status with which it ended by itself otherwise."""
     while True:
         process, ended = child.process, child.ended
         await asyncio.wait([ended])
@@ -160,15 +161,16 @@ async def _watch(child: Child) -> int:
             logger.info("%s (process %d) is replaced", child.name, process.pid)
             await child.start()
             continue
-        if status >= 0:
+        # A gateway has no end of its own: somebody sent it SIGTERM. The engine process has one.
+        if status > 0 or (status == 0 and not isinstance(child, Gateway)):
             return status
         pause = child.next_pause()
-        name = signal.Signals(-status).name
+        why = f"was killed by {signal.Signals(-status).name}" if status else "was told to end"
         logger.error(
-            "%s (process %d) was killed by %s; it is started again in %.1f s",
+            "%s (process %d) %s; it is started again in %.1f s",
             child.name,
             child.process.pid,
-            name,
+            why,
             pause,
         )
         await asyncio.sleep(pause)

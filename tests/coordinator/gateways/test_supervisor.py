@@ -62,6 +62,24 @@ def test_what_a_signal_kills_is_started_again(tmp_path: Path) -> None:
             os.kill(process(tmp_path, name) or 0, 0)
 
 
+def test_a_gateway_that_is_told_to_end_is_started_again(tmp_path: Path) -> None:
+    """By hand, by SIGTERM: the service goes on. The engine process ends in order as a run does."""
+
+    async def test() -> int:
+        commands = Supervised(command(tmp_path, "engine"), [command(tmp_path, "gateway")])
+        supervising = asyncio.create_task(_supervise(commands))
+        for name in ("engine", "gateway"):
+            await until(lambda name=name: process(tmp_path, f"{name}.0") is not None)  # type: ignore[misc]
+        os.kill(process(tmp_path, "gateway.0") or 0, signal.SIGTERM)
+        await until(lambda: process(tmp_path, "gateway.1") is not None)
+        assert not supervising.done()
+        os.kill(process(tmp_path, "engine.0") or 0, signal.SIGTERM)
+        return await supervising
+
+    assert asyncio.run(test()) == 0
+    assert not (tmp_path / "engine.1").exists()
+
+
 def test_it_ends_well_before_the_engine_process_has_begun(tmp_path: Path) -> None:
     """SIGTERM kills a Python that still imports what it will need."""
 
