@@ -196,7 +196,8 @@ def _apart(run: RunView) -> list[str]:
     live, lines = run.live if run.running else {}, []
     if gateways := live.get("gateways"):
         of_each = ", ".join(
-            f"gateway {each['number']} has {many(each['devices'], 'device')}" for each in gateways
+            f"gateway {each.get('name') or each['number']} has {many(each['devices'], 'device')}"
+            for each in gateways
         )
         lines.append(f"{many(len(gateways), 'gateway')}: {of_each}")
     if unable := live.get("unable"):

@@ -86,6 +86,8 @@ class GatewayGlance(Struct, kw_only=True):
     """Payload sent from there."""
     lag: float
     """How late its event loop was in the last second, in seconds, at most."""
+    name: str
+    """Of a gateway on another machine. Empty: it is on the coordinator's."""
 
 
 class HostValues(Struct, kw_only=True):

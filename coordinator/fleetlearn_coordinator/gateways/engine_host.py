@@ -20,7 +20,7 @@ from fleetlearn_coordinator.conversation.limits import STOP_TIMEOUT
 from fleetlearn_coordinator.conversation.port import Port, Spool
 from fleetlearn_coordinator.gateways import wire
 from fleetlearn_coordinator.gateways.bus import Bus
-from fleetlearn_coordinator.gateways.gateway_link import GatewayLink, RemoteDevice
+from fleetlearn_coordinator.gateways.gateway_link import GatewayLink, KnownAs, RemoteDevice
 from fleetlearn_coordinator.gateways.lent_files import PutNumbers
 from fleetlearn_coordinator.gateways.local_bus import listen_locally
 from fleetlearn_coordinator.gateways.nats_listener import NatsListener
@@ -221,7 +221,7 @@ class EngineHost:
         if (place := place_of(self._service, self._name)) is not None:
             spool = self._arrived()
             self._listener = NatsListener(
-                place, spool.generation, self._let_in, first=APART, may_speak=self._has_run
+                place, spool.generation, self._let_in_distant, first=APART, may_speak=self._has_run
             )
             await self._listener.listen()
         if self._behind.wanted or self._listener is None:
@@ -244,8 +244,11 @@ class EngineHost:
         assert isinstance(spool, ArrivedSpool)
         return spool
 
-    def _let_in(self, bus: Bus) -> GatewayLink:
-        link = GatewayLink(self, bus)
+    def _let_in_distant(self, bus: Bus, number: int, name: str) -> GatewayLink:
+        return self._let_in(bus, KnownAs(number, name))
+
+    def _let_in(self, bus: Bus, known: KnownAs | None = None) -> GatewayLink:
+        link = GatewayLink(self, bus, known)
         self._buses.add(link)
         return link
 
@@ -449,6 +452,7 @@ class EngineHost:
                 link.bytes_up,
                 link.bytes_down,
                 link.figures.lag,
+                link.name,
             )
             for number, link in sorted(self.gateways.items())
         ]

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
+from fleetlearn_protocol.errors import Code, FleetError, ProtocolError, in_words
 from fleetlearn_protocol.messages import (
     UPDATE,
     CheckIn,
@@ -37,6 +37,7 @@ from fleetlearn_coordinator.network.output_gate import OutputGate, OutputOrder
 from fleetlearn_coordinator.network.peer_log import logger, say_seldom
 from fleetlearn_coordinator.network.several.turns import Turns
 from fleetlearn_coordinator.rounds.participation_limits import PrivacyLimitError
+from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_coordinator.storage.identities import SecretHash
 
 NO_FIGURES = wire.GatewayFigures(0, 0, 0, {}, 0, 0, 0.0, None)
@@ -84,6 +85,13 @@ class RunsOfGateways(Protocol):
         """End this run, or the whole host (None), by an error that no device caused."""
 
 
+class KnownAs(NamedTuple):
+    """What the bus knows of a gateway on another machine, whatever the gateway says of itself."""
+
+    number: int
+    name: str
+
+
 @dataclass(slots=True, eq=False)
 class RemoteDevice:
     """A device that is connected to a gateway, and has joined the run. A ``ServingConnection``,
@@ -113,8 +121,10 @@ class GatewayLink:
     promises are not stored yet waits for the run's output gate, and so do those after it.
     """
 
-    def __init__(self, host: RunsOfGateways, bus: Bus) -> None:
-        self._host, self._bus = host, bus
+    def __init__(self, host: RunsOfGateways, bus: Bus, known: KnownAs | None = None) -> None:
+        """``known``: of a gateway on another machine. None: it is on this one."""
+        self._host, self._bus, self._known = host, bus, known
+        self.name = "" if known is None else known.name
         self._loop = asyncio.get_running_loop()
         self.number = -1
         self.process = 0
@@ -135,7 +145,7 @@ class GatewayLink:
         self._order = OutputOrder(self._cut)
         self._waits_for: dict[OutputGate, int] = {}
         """What was said since the last batch waits for these, and for how many of their batches."""
-        self._is_cut = self._is_over = False
+        self._is_cut = self._is_over = self._is_refused = False
 
     # What the engine process says
 
@@ -200,11 +210,11 @@ class GatewayLink:
             return
         self._is_over = True
         if self.number >= 0 and not self._host.ended:
-            logger.warning("gateway %d is gone: %s", self.number, why)
+            logger.warning("%s is gone: %s", self._who, why)
         self._host.lost(self)
 
     def received(self, batch: bytes) -> None:
-        if self._host.ended:
+        if self._host.ended or self._is_refused:
             return
         self.heard = time.monotonic()
         try:
@@ -222,10 +232,34 @@ class GatewayLink:
             try:
                 self._handle(message)
             except Exception as error:
+                if self._is_its_own_fault(error):
+                    logger.exception("%s: its bus ends", self._who)
+                    self._refuse_gateway(f"its messages cannot be handled: {in_words(error)}")
+                    return
                 self._host.failed(error, self._run_of(message))
                 if self._host.ended:
                     return
+            if self._is_refused:
+                return
         self._host.grant()
+
+    @property
+    def _who(self) -> str:
+        """The gateway, for people."""
+        return f"gateway {self.name or self.number}"
+
+    def _is_its_own_fault(self, error: Exception) -> bool:
+        """Return whether a gateway on another machine said what no gateway of ours says: that must
+        not end the run of all others. What the run's storage refuses is not the gateway's fault."""
+        return self._known is not None and not isinstance(error, StoreError | OSError)
+
+    def _refuse_gateway(self, why: str) -> None:
+        """Tell the gateway why it is not let in, or not any more, and end its bus."""
+        self._is_refused = True
+        say_seldom(f"{self._who} was refused", why, logging.ERROR)
+        self.say(wire.GatewayRefused(why))
+        self.close()
+        self._host.lost(self)
 
     def _run_of(self, message: Any) -> str | None:
         """Return which run a message is about; None: of several, this cannot be said."""
@@ -245,10 +279,15 @@ class GatewayLink:
         agreed = agreed_wire(hello.wire, hello.oldest)
         if agreed is None:
             name = f"gateway {hello.gateway} ({hello.software}, process {hello.process})"
-            why = why_refused(name, SOFTWARE, hello.wire, hello.oldest)
-            say_seldom(f"gateway {hello.gateway} was refused", why, logging.ERROR)
-            self.say(wire.GatewayRefused(why))
-            self.close()
+            self._refuse_gateway(why_refused(name, SOFTWARE, hello.wire, hello.oldest))
+            return
+        if (known := self._known) is not None and (hello.gateway, hello.apart) != (
+            known.number, True
+        ):  # fmt: skip
+            self._refuse_gateway(
+                f"it says that it is gateway {hello.gateway}, and the bus knows it as gateway "
+                f"{known.number}, {known.name}, on another machine"
+            )
             return
         self.wire = agreed
         self.number, self.process, self.apart = hello.gateway, hello.process, hello.apart
@@ -498,6 +537,9 @@ class GatewayLink:
         self.say(wire.EnrolledNow(message.devices, found))
 
     def _failed(self, message: wire.GatewayFailed) -> None:
+        if self._known is not None:  # its disk, its network: the others go on
+            self._refuse_gateway(f"it has failed: {message.text}")
+            return
         error = FleetError(Code.BUSY, f"gateway {self.number}: {message.text}")
         several = self._host.turns is not None
         self._host.failed(error, None if several and not message.run else message.run)

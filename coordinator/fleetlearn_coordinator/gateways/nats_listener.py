@@ -35,14 +35,15 @@ class NatsListener:
         self,
         place: NatsPlace,
         epoch: int,
-        find_user: Callable[[Bus], BusUser],
+        find_user: Callable[[Bus, int, str], BusUser],
         *,
         first: int,
         may_speak: Callable[[], bool],
     ) -> None:
         """``epoch``: above that of all engine processes that had the run before. ``find_user``: as
-        for ``LocalBus``. ``first``: the lowest number of a gateway. ``may_speak``: returns whether
-        the run is this process's still, as far as it can know without asking anybody."""
+        for ``LocalBus``, with the gateway's number and name, which the NATS server vouches for as
+        far as its permissions do. ``first``: the lowest number of a gateway. ``may_speak``: returns
+        whether the run is this process's still, as far as it can know without asking anybody."""
         self._place, self._epoch, self._find_user = place, epoch, find_user
         self._first, self._may_speak = first, may_speak
         self._engine = token_hex(8)
@@ -128,7 +129,8 @@ class NatsListener:
             bus.took(frame)
             return
         publish = partial(line.publish, self._place.subjects.down(gateway, self._engine, name))
-        if not begins(frame):
+        number = self._numbers.get(gateway)
+        if number is None or not begins(frame):
             publish(end_of_unknown())
             return
 
@@ -137,5 +139,5 @@ class NatsListener:
 
         bus = NatsBus(publish, line.longest, ended)
         self._buses[gateway, name] = bus
-        bus.user = self._find_user(bus)
+        bus.user = self._find_user(bus, number, gateway)
         bus.took(frame)

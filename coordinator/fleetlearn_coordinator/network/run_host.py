@@ -60,6 +60,8 @@ class GatewayNow(NamedTuple):
     """Payload of models and bundles sent, since then."""
     lag: float
     """How late its event loop was in the last second, in seconds, at most."""
+    name: str = ""
+    """Of a gateway on another machine. Empty: it is on this one."""
 
 
 class RunHost(Protocol):

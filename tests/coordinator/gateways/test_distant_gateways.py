@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model
+from fleetlearn_coordinator.gateways import lent_files, wire
 from fleetlearn_coordinator.gateways.distant_gateway import distant_gateway_running, link_of
+from fleetlearn_coordinator.gateways.wire_version import OLDEST, WIRE
 from fleetlearn_coordinator.storage.arrived import arrived_key, first_number
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.object_blobs import ObjectBlobs
@@ -459,3 +461,70 @@ async def test_the_nats_server_dies_in_the_middle_of_a_round(
         await behind.server.done
     _, model = read_model(plan.data_dir)
     np.testing.assert_allclose(model, np.linspace(-1, 1, len(model), dtype=np.float32) + 2, 1e-6)
+
+
+class HeardBus:
+    """The bus of a gateway that says what it likes: the test speaks for it."""
+
+    full = False
+
+    def __init__(self) -> None:
+        self.said: list[wire.ToGateway] = []
+        self.closed = False
+
+    def send(self, batch: bytes) -> None:
+        self.said += wire.decode_for_gateway(batch)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def stranger(host: Any, number: int, name: str, says: list[wire.ToEngine]) -> HeardBus:
+    """Let a gateway in, as whom the bus knows it, and let it say this."""
+    bus = HeardBus()
+    link = host._let_in_distant(bus, number, name)
+    link.received(wire.encode_batch(says))
+    return bus
+
+
+def hello(number: int, *, apart: bool = True) -> wire.GatewayHello:
+    return wire.GatewayHello(
+        number, 1, "x", "ws://h", (), (), (), (), WIRE, OLDEST, apart=apart
+    )  # fmt: skip
+
+
+@run_async
+async def test_a_hostile_gateway_ends_no_run(
+    make_plan: PlanMaker,
+    place: DistantPlace,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever has a gateway's account is that gateway, and costs the run that gateway alone."""
+    plan = make_plan(round__goal=2, round__over_selection=1, stop__rounds=1)
+    async with distant_fleet(plan, place) as behind:
+        a, b = await behind.join("a", 0), await behind.join("b", 1)
+        host = behind.server.host
+        here = {**host.gateways}
+        other = "the bus knows it as gateway 2000, mallory"
+        (run,) = host.runs.values()
+        for says, why in (
+            ([hello(1000)], other),
+            ([hello(0, apart=False)], other),
+            ([hello(2000, apart=False)], "on another machine"),
+            ([hello(2000), wire.GatewayFailed("its disk is full")], "its disk is full"),
+            ([hello(2000)], "gateways have connected"),
+        ):
+            if why == "gateways have connected":
+                monkeypatch.setattr(lent_files, "HELLOS", run.files._hellos)
+            bus = stranger(host, 2000, "mallory", says)
+            assert bus.closed
+            (refused,) = (each for each in bus.said if isinstance(each, wire.GatewayRefused))
+            assert why in refused.text
+            assert host.gateways == here, "the others stay"
+        assert not behind.server.done.done()
+        assert {each.name for each in host.gateways_now()} == {"gateway-0", "gateway-1"}
+        for peer, value in ((a, 1.0), (b, 3.0)):
+            assert isinstance(await peer.upload(await peer.task(), update_of(value)), Accepted)
+        assert await behind.server.done == "1 rounds done"
+    assert "gateway mallory was refused" in caplog.text

@@ -88,7 +88,7 @@ class Pair:
         return NatsListener(
             self.place,
             epoch,
-            engine.speak_on,
+            lambda bus, number, name: engine.speak_on(bus),
             first=FIRST,
             may_speak=lambda: not self.is_lost,
         )

@@ -48,7 +48,7 @@ function card(name) {
 
 function gatewayRow(gateway) {
   const cells = [
-    String(gateway.number),
+    gateway.name || String(gateway.number),
     String(gateway.process),
     count(gateway.devices),
     count(gateway.connections),
