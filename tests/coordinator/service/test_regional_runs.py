@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_coordinator import Plan, read_model, read_status
+from fleetlearn_coordinator.service.monitoring.gauges import run_gauges
 from fleetlearn_coordinator.storage.errors import StoreError
 from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.frames import pack_chunk
@@ -101,6 +102,15 @@ async def test_a_region_that_fails_contributes_nothing(tmp_path: Path) -> None:
         await peers["s2"].task()
         cancelled = await peers["s2"].expect(Cancel)
         assert "region south of round 1 is over: its deadline has passed" in cancelled.text
+        gauges = {
+            (name, *sample.labels[1:]): sample.value
+            for name, sample in run_gauges("r", server, server.live())
+            if name.startswith("fleetlearn_region")
+        }
+        assert gauges["fleetlearn_region_goal", "north"] == 3
+        assert gauges["fleetlearn_region_reports", "south"] == 1
+        assert gauges["fleetlearn_region_devices", "north", "training"] == 3
+        assert gauges["fleetlearn_region_devices", "south", "training"] == 0
         for name in NORTH:
             await peers[name].do_round(update_of(1, name))
         await asyncio.wait_for(asyncio.shield(server.done), 30)

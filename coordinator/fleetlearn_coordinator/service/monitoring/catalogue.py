@@ -62,6 +62,22 @@ CATALOGUE: tuple[MetricSpec, ...] = (
         "the model's own metrics.",
     ),
     MetricSpec(
+        "fleetlearn_region_rounds_total", "counter", ("run", "region", "outcome"),
+        "Rounds in which a region was done, and in which it failed (regions).",
+    ),
+    MetricSpec(
+        "fleetlearn_region_reports", "gauge", ("run", "region"),
+        "Reports of the open round that were accepted of a region's devices.",
+    ),
+    MetricSpec(
+        "fleetlearn_region_goal", "gauge", ("run", "region"),
+        "Reports with which a region's part of a round is over.",
+    ),
+    MetricSpec(
+        "fleetlearn_region_devices", "gauge", ("run", "region", "state"),
+        "A region's devices: waiting for a task, and training (with a task).",
+    ),
+    MetricSpec(
         "fleetlearn_member_reports_total", "counter", ("run", "member"),
         "Reports in committed rounds, by the member of the family that they are of.",
     ),

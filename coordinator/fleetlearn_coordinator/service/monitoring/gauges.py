@@ -49,6 +49,12 @@ def run_gauges(run: str, server: RunServer, live: dict[str, Any]) -> Iterator[tu
     }
     for state, count in states.items():
         yield "fleetlearn_devices", Sample((run, state), float(count))
+    for region in live.get("regions", ()):
+        labels = run, region["name"]
+        yield "fleetlearn_region_reports", Sample(labels, float(region["reports"]))
+        yield "fleetlearn_region_goal", Sample(labels, float(region["goal"]))
+        for state, key in (("waiting", "waiting"), ("training", "tasks")):
+            yield "fleetlearn_region_devices", Sample((*labels, state), float(region[key]))
     present, most = server.present(), server.minutes.most_present()
     yield "fleetlearn_devices_present_ratio", Sample((run,), present / most if most else 1.0)
 

@@ -10,7 +10,7 @@ from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from fleetlearn_coordinator.aggregation.round_summary import MEMBERS, has_noise
-from fleetlearn_coordinator.rounds.commands import FAILED, REJECTED, Assign, Ended
+from fleetlearn_coordinator.rounds.commands import FAILED, REJECTED, Assign, Ended, RegionEnded
 from fleetlearn_coordinator.rounds.evaluation import EVALUATION
 from fleetlearn_coordinator.service.monitoring.catalogue import (
     SPECS,
@@ -92,6 +92,7 @@ class RunMetrics:
             Ended: self._end,
             UpdateSaved: self._accept,
             MessageRefused: self._refuse,
+            RegionEnded: self._end_region,
             RoundEnded: self._end_round,
             ExchangeSummarised: self._end_exchange,
             HeldOutMeasured: self._measure,
@@ -140,6 +141,9 @@ class RunMetrics:
 
     def _refuse(self, event: MessageRefused) -> None:
         self._add("messages_refused", event.code.value)
+
+    def _end_region(self, event: RegionEnded) -> None:
+        self._add("region_rounds", event.region, "done" if event.is_done else "failed")
 
     def _end_round(self, event: RoundEnded) -> None:
         self._add("rounds", event.outcome)

@@ -46,7 +46,8 @@ COUNTED = {
     "fleetlearn_canary_tasks", "fleetlearn_canary_went_back",
     "fleetlearn_privacy_epsilon", "fleetlearn_privacy_budget", "fleetlearn_privacy_releases",
     "fleetlearn_privacy_releases_left", "fleetlearn_helper_tries", "fleetlearn_devices_held",
-    "fleetlearn_gateway_connections", "fleetlearn_gateway_devices",
+    "fleetlearn_gateway_connections", "fleetlearn_gateway_devices", "fleetlearn_region_reports",
+    "fleetlearn_region_goal", "fleetlearn_region_devices",
 }  # fmt: skip
 """Gauges that count things, or have the unit of what devices measure: they need none in the
 name."""

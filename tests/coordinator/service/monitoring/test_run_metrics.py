@@ -6,7 +6,7 @@ from math import nan
 from typing import Any
 
 import pytest
-from fleetlearn_coordinator.rounds.commands import Assign, Ended
+from fleetlearn_coordinator.rounds.commands import Assign, Ended, RegionEnded
 from fleetlearn_coordinator.service.monitoring.catalogue import SPECS, Buckets, HistogramValue
 from fleetlearn_coordinator.service.monitoring.run_metrics import RECENT, WRITES, RunMetrics
 from fleetlearn_coordinator.service.observers import (
@@ -144,6 +144,15 @@ def test_members_of_a_family_are_counted_by_themselves() -> None:
     assert found["member_reports_total", "large"] == 2
     assert found["member_training_metric", "small", "loss"] == 0.25
     assert found["member_training_metric", "large", "loss"] == 0.75, "nobody measured it since"
+
+
+def test_regions_are_counted_by_themselves() -> None:
+    run = Watched()
+    for done in (True, False, True):
+        run.happen(RegionEnded(1, "north", done, 2, "why"))
+    found = run.read()
+    assert found["region_rounds_total", "north", "done"] == 2
+    assert found["region_rounds_total", "north", "failed"] == 1
 
 
 def test_held_out_metrics_are_those_of_the_newest_model() -> None:
