@@ -4,6 +4,7 @@ the last state is that of the same functions without any network, bit for bit, w
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from fleetlearn_coordinator import read_model, read_status
 from fleetlearn_protocol.computations.bundle import write_computation_bundle
 from own_functions import EXAMPLES, allowed_examples, computed_by, points, questions
-from processes import Processes, free_port, service_file, wait_for
+from processes import ROOT, Processes, free_port, service_file, wait_for
 
 CRASH = Path(__file__).with_name("crash_coordinator.py")
 CRASH_DEVICE = Path(__file__).with_name("crash_device.py")
@@ -158,6 +159,18 @@ def test_gateways_change_nothing(run: Processes, expected: tuple[bytes, dict[str
     for name in NAMES:
         device(run, name, url)
     check(run, plan, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["kmeans", "newton"])
+def test_the_example_shows_it(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("sklearn")
+    script = ROOT / "examples" / "own_functions.py"
+    command = [sys.executable, script, name, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    last = done.stdout.splitlines()[-1]
+    assert "of all rows: " in last
+    assert float(last.rpartition(" ")[2]) < 1e-6
 
 
 def test_a_module_that_the_service_does_not_list_is_said_before_anything_runs(
