@@ -51,6 +51,7 @@ def test_the_table_has_the_names_that_users_type() -> None:
             "statistics",
             "boosted-trees",
             "boosted-components",
+            "function",
             *RULES,
         )
     ]

@@ -144,6 +144,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "plan.local.algorithm": {"plan__recipe": "ditto", "plan__local__mu": 0.1},
     "plan.initial": {"plan__initial": "weights.safetensors"},
+    "plan.local.step_schedule": {"plan__local__step_schedule": {"warm_up": 3}},
     "plan.local.schedule": {"plan__local__schedule": {"warm_up": 3}},
     "plan.local.mu": {"plan__recipe": "fedprox", "plan__local__mu": 0.1},
     "plan.stop.metric": {
