@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fleetlearn_coordinator import PastRound
 from fleetlearn_protocol import extensions
 from fleetlearn_simulator import Options, Scenario, SimulatorError, simulate
 from fleetlearn_simulator.__main__ import app
@@ -339,3 +340,39 @@ def test_wrong_data_are_refused(
     found = Scenario.load(path, plugins=["wrong_data"])
     with pytest.raises(SimulatorError, match=rf'data\.{key} = "wrong_data:{name}".*{refusal}'):
         simulate(found, tmp_path / "run", Options(workers=1))
+
+
+def test_own_rules_go_on_where_the_coordinator_died(line: Path, tmp_path: Path) -> None:
+    (tmp_path / "fair_rounds.py").write_text(BLOCKS["fair_rounds"])
+    own = {
+        "plan__selection": {"strategy": "fair_rounds:fewest_tasks"},
+        "plan__stop": {
+            "rounds": 60,
+            "rule": "fair_rounds:plateau",
+            "parameters": {"rounds": 2, "least": 0.5},
+        },
+        "plan__local__evaluate": True,
+    }
+    path = scenario_file(tmp_path, line, **own, coordinator={"crashes": [60.0, 350.0]})
+    found = Scenario.load(path, plugins=["fair_rounds"])
+    outcome = simulate(found, tmp_path / "run", Options(workers=1))
+    assert outcome is not None
+    events = read_rows(tmp_path / "run", "events.jsonl")
+    assert sum(row["event"] == "crash" for row in events) == 2
+    rounds = [
+        row for row in read_rows(tmp_path / "run", "rounds.jsonl") if row["how"] == "committed"
+    ]
+    assert len(rounds) == stops_at(rounds) < 60
+    assert outcome.summary["reason"].startswith("loss fell by less than")
+
+
+def stops_at(rounds: list[dict[str, Any]]) -> int:
+    """Return the version at which the page's rule stops, by the summaries alone."""
+    made: dict[str, Any] = {}
+    exec(BLOCKS["fair_rounds"], made)
+    rule = made["plateau"](rounds=2, least=0.5)
+    past = [
+        PastRound(number, row["reports"], row["change"], row["metrics"])
+        for number, row in enumerate(rounds, 1)
+    ]
+    return next(len(past[:end]) for end in range(1, len(past) + 1) if rule(past[:end]))

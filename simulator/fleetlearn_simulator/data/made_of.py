@@ -85,6 +85,8 @@ def made_of(
     if by_code(scenario.data):
         parts[EXAMPLES] = {} if source is None else dict(_sample(source, scenario.population.size))
     for each in own_algorithms(scenario):
+        if _may_change(each.where):  # a stop rule
+            continue
         parts[f"{each.where} = {each.origin.name}"] = str(each.origin)
         plugins = scenario.service.plugins
         if plugins is not None and plugins.folder is not None:

@@ -49,6 +49,20 @@ MESSY: dict[str, Any] = {
     "plan__server": {"optimizer": "adam", "lr": 0.01},
     "plan__stop__rounds": 3,
 }
+OWN_SOURCE = """
+class Lines:
+    def __init__(self, least):
+        self.least = least
+    def examples(self, ids, seed):
+        return np.where(ids < self.least, 0, 10 * (ids + 1))
+    def arrays(self, device, seed):
+        return columns(device, seed)
+    def test(self, seed):
+        return None
+
+def lines(least: int):
+    return Lines(least)
+"""
 SOFTMAX = virtual.SOFTMAX | {
     "plan__stop__rounds": 2,
     "plan__round": {"goal": 24, "minimum": 4, "over_selection": 1.2, "deadline": 1000.0},
@@ -137,6 +151,15 @@ def test_and_with_many_devices_in_a_call(softmax: Path, tmp_path: Path) -> None:
     scenario = make_scenario(tmp_path, softmax, 30, **SOFTMAX)
     one = run(scenario, tmp_path / "one", ONE._replace(backend="vectorized"))
     assert run(scenario, tmp_path / "ray", RAY._replace(backend="vectorized")) == one
+
+
+def test_workers_make_an_own_source_of_data(line: Path, tmp_path: Path) -> None:
+    """They are told which modules are allowed, and where they are."""
+    (tmp_path / "ray_source.py").write_text(MODULE.replace("def make", "def columns") + OWN_SOURCE)
+    own = MESSY | {"data": {"kind": "ray_source:lines", "parameters": {"least": 3}}}
+    path = write_scenario(tmp_path, line, 12, **own)
+    scenario = Scenario.load(path, plugins=["ray_source"])
+    assert run(scenario, tmp_path / "ray", RAY) == run(scenario, tmp_path / "one", ONE)
 
 
 def test_workers_train_and_evaluate_as_one_process_does(scenario: Scenario, model: Vector) -> None:
