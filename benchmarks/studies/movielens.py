@@ -176,10 +176,11 @@ def run(bundle: Path, method: Method, rounds: int, every: int, seed: int) -> Cur
     """Simulate one run."""
     data, opened = split(all_ratings(), seed), open_bundle(bundle)
     begun, size = opened.parameters(), opened.manifest.size
-    places, errors = list[int](), list[float]()
+    places, errors, with_bundle = list[int](), list[float](), set[int]()
 
     def measured(fleet: Fleet) -> None:
         number = len(fleet.history)
+        with_bundle.update(fleet.tasks.has_bundle)
         if number % every and number != rounds:
             return
         people = np.tile(begun[size:], (data.users, 1))
@@ -203,11 +204,9 @@ def run(bundle: Path, method: Method, rounds: int, every: int, seed: int) -> Cur
         )
         assert outcome is not None
         rows = read_rows(outcome.folder, ROUNDS)
-    later = rows[len(rows) // 2 :]
     graphs = sum(opened.manifest.files[f"graphs/{name}.onnx"].size for name in ("train", "eval"))
-    new = data.users if len(later) < len(rows) else 0
     tasks = COHORT * len(rows)
-    down = sum(row["bytes"]["down"] for row in rows) - graphs * min(new, tasks)
+    down = sum(row["bytes"]["down"] for row in rows) - graphs * len(with_bundle)
     return Curve(places, errors, down / tasks, sum(row["bytes"]["up"] for row in rows) / tasks)
 
 
