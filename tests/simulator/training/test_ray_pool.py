@@ -51,17 +51,17 @@ MESSY: dict[str, Any] = {
 }
 OWN_SOURCE = """
 class Lines:
-    def __init__(self, least):
-        self.least = least
+    def __init__(self, last):
+        self.last = last
     def examples(self, ids, seed):
-        return np.where(ids < self.least, 0, 10 * (ids + 1))
+        return np.where(ids > self.last, 0, 10 * (ids + 1))
     def arrays(self, device, seed):
         return columns(device, seed)
     def test(self, seed):
         return None
 
-def lines(least: int):
-    return Lines(least)
+def lines(last: int):
+    return Lines(last)
 """
 SOFTMAX = virtual.SOFTMAX | {
     "plan__stop__rounds": 2,
@@ -156,7 +156,7 @@ def test_and_with_many_devices_in_a_call(softmax: Path, tmp_path: Path) -> None:
 def test_workers_make_an_own_source_of_data(line: Path, tmp_path: Path) -> None:
     """They are told which modules are allowed, and where they are."""
     (tmp_path / "ray_source.py").write_text(MODULE.replace("def make", "def columns") + OWN_SOURCE)
-    own = MESSY | {"data": {"kind": "ray_source:lines", "parameters": {"least": 3}}}
+    own = MESSY | {"data": {"kind": "ray_source:lines", "parameters": {"last": 9}}}
     path = write_scenario(tmp_path, line, 12, **own)
     scenario = Scenario.load(path, plugins=["ray_source"])
     assert run(scenario, tmp_path / "ray", RAY) == run(scenario, tmp_path / "one", ONE)
