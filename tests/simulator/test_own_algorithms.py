@@ -116,6 +116,7 @@ def test_the_scenario_itself_may_list_its_modules(line: Path, tmp_path: Path) ->
     ).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_sweep_over_own_parameters(line: Path, tmp_path: Path) -> None:
     path = scenario_file(
         tmp_path, line, **OWN, sweep={"failures": {"parameters": {"chance": [0.0, 1.0]}}}
@@ -138,7 +139,7 @@ def test_a_resumed_run_says_that_its_law_is_another(line: Path, tmp_path: Path) 
     )
     found, folder = Scenario.load(path, plugins=["other_commuters"]), tmp_path / "run"
     assert simulate(found, folder, Options(workers=1), should_stop=lambda: True) is None
-    resumed = CliRunner().invoke(app, ["resume", str(folder)])
+    resumed = CliRunner().invoke(app, ["resume", str(folder), "--workers", "1"])
     assert resumed.exit_code == 0, "its folder says where the module is"
     (folder / "summary.json").unlink()
     (tmp_path / "other_commuters.py").write_text(LAWS + "# another version\n")
