@@ -6,6 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fleetlearn_coordinator.aggregation.aggregators import Aggregator
+    from fleetlearn_coordinator.aggregation.optimizers import Optimizer
+    from fleetlearn_coordinator.aggregation.own_aggregators import RoundUpdates
+    from fleetlearn_coordinator.aggregation.weighing.weighing import Reported, WeighingRule
     from fleetlearn_coordinator.plan.plan import Plan, PlanError
     from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
     from fleetlearn_coordinator.results.run_results import RunResults
@@ -18,11 +22,15 @@ if TYPE_CHECKING:
     from fleetlearn_coordinator.storage.errors import StoreError
 
 __all__ = [
+    "Aggregator",
     "Choice",
     "Engine",
+    "Optimizer",
     "PastRound",
     "Plan",
     "PlanError",
+    "Reported",
+    "RoundUpdates",
     "RunResult",
     "RunResults",
     "ServiceError",
@@ -31,6 +39,7 @@ __all__ = [
     "Status",
     "StoreError",
     "WaitingDevice",
+    "WeighingRule",
     "read_model",
     "read_status",
     "serve",
@@ -38,6 +47,10 @@ __all__ = [
 ]
 
 _MODULES = {
+    "aggregation.aggregators": ("Aggregator",),
+    "aggregation.optimizers": ("Optimizer",),
+    "aggregation.own_aggregators": ("RoundUpdates",),
+    "aggregation.weighing.weighing": ("Reported", "WeighingRule"),
     "plan.plan": ("Plan", "PlanError"),
     "plan.service_settings": ("ServiceError", "ServiceSettings"),
     "results.run_results": ("RunResults",),

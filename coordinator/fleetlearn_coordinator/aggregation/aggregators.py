@@ -121,13 +121,18 @@ def _mean_of(bounds: Bounds, buffers: Sequence[slice]) -> Aggregator[Any]:
     return MEAN._replace(**mean_with_buffers.functions(buffers)) if buffers else MEAN
 
 
-def _robust(name: str, bounds: Bounds, buffers: Sequence[slice]) -> Aggregator[KeptUpdates]:
+def kept_aggregator(
+    name: str, combine: Callable[[KeptUpdates], Column], buffers: Sequence[slice]
+) -> Aggregator[KeptUpdates]:
+    """Return an aggregator that keeps a round's updates. ``combine``: the updates, in an order of
+    their own -> what the server optimizer moves the model by, shape (P,)."""
+
     def result(kept: KeptUpdates, present: Vector = NO_VALUES.present) -> Result:
         if not len(kept):
             raise ValueError(f"the {name} of no updates was asked for; add one first")
         # In the buffers' places the updates have their values' distances from the present ones: the
         # rule finds the next value as it finds the others, from the same devices.
-        delta = RULES[name].result(kept.in_order().bounded(), bounds)
+        delta = combine(kept.in_order().bounded())
         return Result(delta, present + gather(delta, buffers))
 
     return Aggregator(
@@ -143,6 +148,10 @@ def _robust(name: str, bounds: Bounds, buffers: Sequence[slice]) -> Aggregator[K
         from_tensors=_refuse_tensors,
         keeps_updates=True,
     )
+
+
+def _robust(name: str, bounds: Bounds, buffers: Sequence[slice]) -> Aggregator[KeptUpdates]:
+    return kept_aggregator(name, lambda kept: RULES[name].result(kept, bounds), buffers)
 
 
 def _refuse_to_merge(kept: KeptUpdates, other: KeptUpdates) -> None:

@@ -37,6 +37,7 @@ from typing import NamedTuple
 import numpy as np
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.manifest import Parameter
+from fleetlearn_protocol.user_errors import in_one_line
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -216,8 +217,40 @@ def make(name: str, table: Iterable[Parameter] = (), **hyper: float) -> Optimize
     """
     if surplus := sorted(set(hyper) - set(defaults(name))):
         raise ValueError(f"{name} takes {', '.join(defaults(name))}; not {', '.join(surplus)}")
-    buffers = [slice(row.offset, row.offset + prod(row.shape)) for row in table if row.buffer]
-    return OPTIMIZERS[name](**hyper)._replace(buffers=buffers)
+    return OPTIMIZERS[name](**hyper)._replace(buffers=buffers_of(table))
+
+
+def own_optimizer(name: str, made: Optimizer, table: Iterable[Parameter] = ()) -> Optimizer:
+    """Return an optimizer of another package, for a model with this parameter table. ``name``: as
+    the plan has it.
+
+    Its step is asked as ours are: it must not change the delta, and must leave the state with the
+    same slots. A step that fails raises FleetError."""
+
+    def step(delta: Block, state: dict[str, Block], share: float) -> Block:
+        delta.flags.writeable = False  # a copy of this step's: nobody else has it
+        try:
+            moved = np.asarray(made.step(delta, state, share), np.float64)
+            shapes = {slot: np.shape(values) for slot, values in state.items()}
+        except Exception as error:
+            raise FleetError(
+                Code.BAD_MESSAGE, f"server.optimizer failed: {in_one_line(error)}"
+            ) from error
+        expected = dict.fromkeys(made.initial, delta.shape)
+        if moved.shape != delta.shape or shapes != expected:
+            raise FleetError(
+                Code.BAD_MESSAGE,
+                f"server.optimizer returned a move of shape {moved.shape} and a state of {shapes}; "
+                f"expected {delta.shape} and {expected}",
+            )
+        return moved
+
+    return made._replace(name=name, step=step, buffers=buffers_of(table))
+
+
+def buffers_of(table: Iterable[Parameter]) -> list[slice]:
+    """Return the places of a model's elements that are no trained parameters."""
+    return [slice(row.offset, row.offset + prod(row.shape)) for row in table if row.buffer]
 
 
 def change_norm(before: Vector, after: Vector) -> float:

@@ -104,9 +104,10 @@ def sums_to_make(round: OpenRound) -> SumsToMake | None:
     """Return the sums that a part of this round's updates can be added to elsewhere. None: the
     process of the run adds all, since it needs each update: to keep it, to take it off again
     (masked updates), or to mix it into the model by itself; or updates are small (rows of
-    tables)."""
+    tables); or the aggregator is of another package, which gateways do not have."""
     rules = round.rules
-    kept = any(each.keeps_updates for each in rules.aggregators.values())
+    ours = {*aggregators.AGGREGATORS, exact_sums.NAME, exact_sums.PRIVATE}
+    kept = any(each.keeps_updates or each.name not in ours for each in rules.aggregators.values())
     if kept or rules.has_rows or rules.secure is not None or rules.mixing_rate is not None:
         return None
     buffers = tuple((place.start, place.stop) for place in rules.buffers)

@@ -14,8 +14,12 @@ second paper's Algorithm 1, 1/K * sum(s(tau_i) * delta_i).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
+
+from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.user_errors import in_one_line
 
 
 class StalenessConstants(NamedTuple):
@@ -53,3 +57,21 @@ FUNCTIONS: Mapping[str, Function] = {
     "polynomial": Function(polynomial, {"a": 0.5}),
     "hinge": Function(hinge, {"a": 10.0, "b": 4.0}),
 }
+
+
+def own_factor(function: Callable[[int], float], tau: int) -> float:
+    """Return what a function of another package says of this staleness: above 0, at most 1. Raises
+    FleetError where it fails, or returns anything else."""
+    try:
+        factor = float(function(tau))
+    except Exception as error:
+        raise FleetError(
+            Code.BAD_MESSAGE, f"staleness.function failed: {in_one_line(error)}"
+        ) from error
+    if not (math.isfinite(factor) and 0 < factor <= 1) or (tau == 0 and factor != 1):
+        takes = "1, as the update is fresh" if tau == 0 else "a factor above 0, at most 1"
+        raise FleetError(
+            Code.BAD_MESSAGE,
+            f"staleness.function returned {factor} for a staleness of {tau}; expected {takes}",
+        )
+    return factor

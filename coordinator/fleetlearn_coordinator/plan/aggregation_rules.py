@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from fleetlearn_protocol import extensions
 from fleetlearn_protocol.manifest import LocalStep
 
+from fleetlearn_coordinator.aggregation.aggregators import AGGREGATORS
 from fleetlearn_coordinator.aggregation.robust.kept_updates import MAX_KEPT
 from fleetlearn_coordinator.aggregation.robust.rules import RULES, RobustRule, least_updates
 from fleetlearn_coordinator.aggregation.weighing.fair import fair
 from fleetlearn_coordinator.aggregation.weighing.normalised import STEPS, most_alpha, normalised
-from fleetlearn_coordinator.aggregation.weighing.weighing import WeighingRule
+from fleetlearn_coordinator.aggregation.weighing.weighing import WeighingRule, own_rule
+from fleetlearn_coordinator.plan.own_algorithms import WEIGHING_RULE
 from fleetlearn_coordinator.plan.regions_section import RegionsSection
 from fleetlearn_coordinator.plan.sections import Aggregation, RoundSection
 
 NORMALISE = "aggregation.normalise = true"
+WEIGHING = "aggregation.weighing"
 
 
 def weighing_rule(
@@ -23,7 +27,10 @@ def weighing_rule(
     """Return the rule by which updates are weighed, if there is one. ``hyper``: the step's
     hyper-parameters.
 
-    Raises ValueError, in words, where the step does not fit."""
+    Raises ValueError, in words, where the step does not fit, or an own rule cannot be had."""
+    if aggregation.weighing is not None:
+        name, given = aggregation.weighing, aggregation.weighing_parameters
+        return own_rule(name, extensions.make_once(WEIGHING_RULE, name, given, WEIGHING))
     if aggregation.q is not None:
         if "lr" not in hyper:
             raise ValueError(
@@ -67,13 +74,36 @@ def contradictions_of_aggregation(
 ) -> Iterable[str]:
     """Yield what does not fit together. ``mix``: server.mix; ``evaluate``: local.evaluate."""
     name, rule = aggregation.aggregator, RULES.get(aggregation.aggregator)
-    rules_given = {"aggregation.q": aggregation.q is not None, NORMALISE: aggregation.normalise}
+    is_own = name not in AGGREGATORS
+    rules_given = {
+        "aggregation.q": aggregation.q is not None,
+        NORMALISE: aggregation.normalise,
+        WEIGHING: aggregation.weighing is not None,
+    }
     chosen = [key for key, there in rules_given.items() if there]
+    if aggregation.weighing is not None and not extensions.is_extension(
+        WEIGHING_RULE, aggregation.weighing
+    ):
+        yield (
+            f'{WEIGHING} = "{aggregation.weighing}" is not known: it takes an own rule such as '
+            "my_package:my_rule; FedNova's is aggregation.normalise, q-FedAvg's aggregation.q"
+        )
+    if aggregation.weighing_parameters and aggregation.weighing is None:
+        yield (
+            f"aggregation.weighing_parameters = {aggregation.weighing_parameters} need {WEIGHING}, "
+            "an own rule"
+        )
+    if aggregation.parameters and not is_own:
+        yield (
+            f"aggregation.parameters = {aggregation.parameters} are for an own aggregator; "
+            f'aggregation.aggregator is "{name}"'
+        )
     if len(chosen) > 1:
         yield (
-            " and ".join(chosen) + ": both say what updates are multiplied by; it takes one of them"
+            " and ".join(chosen) + ": each says what updates are multiplied by; it takes one of "
+            "them"
         )
-    if chosen and rule is not None:
+    if chosen and (rule is not None or is_own):
         yield (
             f'{chosen[0]} weighs the updates of a mean: it needs aggregation.aggregator = "mean", '
             f"not {name!r}"
@@ -88,7 +118,7 @@ def contradictions_of_aggregation(
             "aggregation.q weighs updates by the losses that devices measure: it needs "
             "local.evaluate = true"
         )
-    if rule is None:
+    if rule is None and not is_own:
         return
     if mix:
         yield (
@@ -100,6 +130,8 @@ def contradictions_of_aggregation(
             f"round.goal = {round_.goal}: the aggregator {name} keeps a round's updates, at most "
             f"{MAX_KEPT}"
         )
+    if rule is None:
+        return
     sizes = {"round": (round_.goal, round_.minimum)}
     if regions is not None:
         named = regions.named.items()

@@ -20,6 +20,8 @@ def _with_passes() -> str:
 
 def _weighing(plan: PlanKeys) -> str:
     """Return the key that weighs updates by a rule, with its value."""
+    if plan.aggregation.weighing is not None:
+        return f'weighing = "{plan.aggregation.weighing}"'
     return "normalise = true" if plan.aggregation.normalise else f"q = {plan.aggregation.q:g}"
 
 
@@ -51,7 +53,7 @@ ALGORITHM_RULES = (
         lambda plan: not plan.algorithm.sums_gradients and plan.aggregation.has_rule,
         lambda plan: (
             f'local.algorithm = "{plan.local.algorithm}": an update is no sum of gradients, as '
-            "aggregation.normalise and aggregation.q take it. It needs neither"
+            "aggregation.normalise, aggregation.q and aggregation.weighing take it. It needs none"
         ),
     ),
     PlanRule(
@@ -76,7 +78,10 @@ ALGORITHM_RULES = (
         ),
     ),
     PlanRule(
-        lambda plan: plan.local.step_schedule is not None and plan.aggregation.has_rule,
+        lambda plan: (
+            plan.local.step_schedule is not None
+            and (plan.aggregation.normalise or plan.aggregation.q is not None)
+        ),
         lambda plan: (
             f"[local.step_schedule] with aggregation.{_weighing(plan)}: it is worked out from the "
             "learning rate of a device's steps, all the same. It takes a fixed local.lr, or "
@@ -97,7 +102,7 @@ ALGORITHM_RULES = (
         lambda plan: plan.algorithm.tied and plan.aggregation.has_rule,
         lambda plan: (
             f'local.algorithm = "{plan.local.algorithm}" works with the mean of whole updates, '
-            "without normalise or q"
+            "without normalise, q or weighing"
         ),
     ),
     PlanRule(

@@ -83,7 +83,7 @@ COMPUTATION_RULES = (
     ),
     _rule(
         lambda plan: plan.aggregation.has_rule or plan.aggregation.max_norm is not None,
-        lambda plan: f"{WHOLE}. Leave aggregation.normalise, q and max_norm out",
+        lambda plan: f"{WHOLE}. Leave aggregation.normalise, q, weighing and max_norm out",
     ),
     _rule(
         lambda plan: plan.round.weighting != "uniform",

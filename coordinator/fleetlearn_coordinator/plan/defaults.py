@@ -13,6 +13,12 @@ from fleetlearn_coordinator.aggregation.round_summary import PERSONAL
 from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS
 from fleetlearn_coordinator.plan.family_section import fill_family
 from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS
+from fleetlearn_coordinator.plan.own_algorithms import (
+    AGGREGATOR,
+    SERVER_OPTIMIZER,
+    STALENESS_FUNCTION,
+    refuse_unknown_name,
+)
 from fleetlearn_coordinator.plan.privacy_defaults import fill_privacy, prepare_private_rounds
 from fleetlearn_coordinator.plan.quality_section import fill_quality
 from fleetlearn_coordinator.plan.recipes import RECIPES, Recipe
@@ -128,10 +134,15 @@ def _fill_evaluation(evaluation: dict[str, Any], round_: dict[str, Any]) -> None
 
 def _filled_server(server: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
     name = server.get("optimizer", recipe.server["optimizer"])
-    _refuse_unknown("server.optimizer", name, optimizers.OPTIMIZERS, "Optimizers")
-    values: dict[str, Any] = {"optimizer": name, **optimizers.defaults(name)}
-    for key in set(server) & {"lr", "momentum", "beta1", "beta2", "tau"} - set(values):
-        takes = ", ".join(optimizers.defaults(name)) or "no hyper-parameter"
+    ours = optimizers.OPTIMIZERS
+    refuse_unknown_name(SERVER_OPTIMIZER, "server.optimizer", name, [*ours], "Optimizers")
+    own = {} if name in ours else {"parameters": server.get("parameters", {})}
+    takes_itself = optimizers.defaults(name) if name in ours else {}
+    values: dict[str, Any] = {"optimizer": name, **takes_itself, **own}
+    for key in set(server) & {"lr", "momentum", "beta1", "beta2", "tau", "parameters"} - set(
+        values
+    ):
+        takes = ", ".join(takes_itself) or ("parameters" if own else "no hyper-parameter")
         raise ValueError(f"server.{key} = {server[key]!r}: the optimizer {name} takes {takes}")
     # The recipe's values are for its own optimizer.
     of_recipe = recipe.server if name == recipe.server["optimizer"] else {}
@@ -201,12 +212,14 @@ def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:
             'late ones; it needs round.participation = "asynchronous" or round.late = "carry"'
         )
     function = staleness.setdefault("function", "polynomial")
-    _refuse_unknown("staleness.function", function, FUNCTIONS, "Functions")
-    takes = FUNCTIONS[function].defaults
-    for key in {"a", "b"} & set(staleness) - set(takes):
+    key = "staleness.function"
+    refuse_unknown_name(STALENESS_FUNCTION, key, function, [*FUNCTIONS], "Functions")
+    takes = FUNCTIONS[function].defaults if function in FUNCTIONS else {}
+    known = takes if function in FUNCTIONS else ("parameters",)
+    for key in {"a", "b", "parameters"} & set(staleness) - set(known):
         raise ValueError(
             f"staleness.{key} = {staleness[key]!r}: {function} takes "
-            f"{' and '.join(takes) or 'neither'}"
+            f"{' and '.join(known) or 'none'}"
         )
     for key, value in takes.items():
         staleness.setdefault(key, value)
@@ -219,7 +232,8 @@ def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:
 
 def _check_aggregation(aggregation: dict[str, Any]) -> None:
     name = aggregation["aggregator"]
-    _refuse_unknown("aggregation.aggregator", name, aggregators.AGGREGATORS, "Aggregators")
+    ours = [*aggregators.AGGREGATORS]
+    refuse_unknown_name(AGGREGATOR, "aggregation.aggregator", name, ours, "Aggregators")
     takes = RULES[name].takes if name in RULES else None
     for key in aggregation.keys() & {"hostile", "radius"} - {takes}:
         raise ValueError(

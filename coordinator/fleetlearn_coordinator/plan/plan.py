@@ -7,7 +7,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fleetlearn_protocol import extensions
 from fleetlearn_protocol.algorithms import EXCHANGES
@@ -22,7 +22,7 @@ from fleetlearn_protocol.encodings import (
     leaves_residual,
     masked_encoding,
 )
-from fleetlearn_protocol.errors import Code, in_words
+from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import BUFFERS, MODEL, MOST_REPORTS, ROWS, SUMS, UPDATE
@@ -49,7 +49,15 @@ from fleetlearn_coordinator.plan.contradictions import contradictions
 from fleetlearn_coordinator.plan.defaults import fill_defaults
 from fleetlearn_coordinator.plan.family_rules import family_misfit
 from fleetlearn_coordinator.plan.family_section import FamilyMember
-from fleetlearn_coordinator.plan.own_algorithms import SELECTION_STRATEGY, STOP_RULE
+from fleetlearn_coordinator.plan.own_algorithms import (
+    AGGREGATOR,
+    SELECTION_STRATEGY,
+    SERVER_OPTIMIZER,
+    STALENESS_FUNCTION,
+    STOP_RULE,
+    WEIGHING_RULE,
+    find_aggregator,
+)
 from fleetlearn_coordinator.plan.pairwise_rules import pairwise_settings
 from fleetlearn_coordinator.plan.plan_for_bundle import PlanError, PlanForBundle
 from fleetlearn_coordinator.plan.privacy_terms import check_budget, privacy_rules
@@ -78,6 +86,9 @@ from fleetlearn_coordinator.rounds.settings import (
 
 __all__ = ["Plan", "PlanError"]
 
+T = TypeVar("T")
+MOST_TRIED = 1000
+"""An own staleness function is tried before the run with each staleness up to this."""
 INNER: Mapping[str, type[Section]] = {
     **NESTED,
     "local.schedule": ScheduleSection,
@@ -199,7 +210,25 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
             found.append((SELECTION_STRATEGY, self.selection.strategy, "selection.strategy"))
         if self.stop.rule is not None:
             found.append((STOP_RULE, self.stop.rule, "stop.rule"))
+        if self.aggregation.aggregator not in aggregators.AGGREGATORS:
+            found.append((AGGREGATOR, self.aggregation.aggregator, "aggregation.aggregator"))
+        if self.aggregation.weighing is not None:
+            found.append((WEIGHING_RULE, self.aggregation.weighing, "aggregation.weighing"))
+        if self.server.optimizer not in optimizers.OPTIMIZERS:
+            found.append((SERVER_OPTIMIZER, self.server.optimizer, "server.optimizer"))
+        function = self.staleness.function
+        if function is not None and function not in staleness_functions.FUNCTIONS:
+            found.append((STALENESS_FUNCTION, function, "staleness.function"))
         return found
+
+    def _own(
+        self, point: ExtensionPoint[T], name: str, parameters: Mapping[str, Any], key: str
+    ) -> T:
+        """Return what another package's function makes. Raises PlanError where it cannot be had."""
+        try:
+            return extensions.make_once(point, name, parameters, key)
+        except ExtensionError as error:
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {error}") from None
 
     @property
     def _selection_rules(self) -> SelectionRules | None:
@@ -215,11 +244,7 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
         rule = self.stop
         if rule.rule is None:
             return None
-        try:
-            made = extensions.make_once(STOP_RULE, rule.rule, rule.parameters, "stop.rule")
-        except ExtensionError as error:
-            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {error}") from None
-        return OwnStopRule(made)
+        return OwnStopRule(self._own(STOP_RULE, rule.rule, rule.parameters, "stop.rule"))
 
     @property
     def _fit_settings(self) -> FitSettings | None:
@@ -241,16 +266,24 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
         rule = self.staleness
         if rule.function is None:  # no update is stale
             return 1.0
+        if rule.function not in staleness_functions.FUNCTIONS:
+            key = "staleness.function"
+            own = self._own(STALENESS_FUNCTION, rule.function, rule.parameters, key)
+            return staleness_functions.own_factor(own, staleness)
         hyper = staleness_functions.StalenessConstants(rule.a or 0.0, rule.b or 0.0)
         return staleness_functions.FUNCTIONS[rule.function].of(staleness, hyper)
 
     def aggregator(self, buffers: Sequence[slice] = ()) -> aggregators.Aggregator[Any]:
         """Return the aggregator of updates. ``buffers``: the model's elements that are no trained
-        parameters."""
+        parameters. Raises PlanError where an own one cannot be had."""
         numbers = fixed_point(self)
         if numbers is not None:
             return modular_sum(numbers)
-        return aggregators.make(self.aggregation.aggregator, self.aggregation.bounds, buffers)
+        own = self.aggregation
+        try:
+            return find_aggregator(own.aggregator, own.bounds, own.parameters, buffers)
+        except ValueError as error:
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {error}") from None
 
     @property
     def updates_kept(self) -> int:
@@ -326,14 +359,13 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
         step does not fit, and PrivacyError where [privacy] asks for a noise that cannot be
         computed."""
         hyper = self.hyper(manifest)
-        server_hyper = {**optimizers.defaults(self.server.optimizer), **self.server.hyper}
         return RoundRules(
             aggregators=self._aggregators_of(manifest),
             weighing=self.weighing(manifest),
             optimizer=self.optimizer(manifest),
             staleness_factor=self.staleness_factor,
             outlive=self.round.asynchronous or self.round.late == "carry",
-            mixing_rate=server_hyper["lr"] if self.server.mix else None,
+            mixing_rate=self._mixing_rate,
             devices=self.server.devices,
             metrics=(*manifest.metrics, "loss"),
             bounds=self.bounds,
@@ -345,6 +377,12 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
             privacy=privacy_rules(self, self.largest_weight),
             secure=self.masked_numbers(manifest),
         )
+
+    @property
+    def _mixing_rate(self) -> float | None:
+        if not self.server.mix:
+            return None
+        return {**optimizers.defaults(self.server.optimizer), **self.server.hyper}["lr"]
 
     def masked_numbers(self, manifest: Manifest) -> MaskedNumbers | None:
         """Return how what devices send is written before it is masked; None without [secure].
@@ -391,7 +429,12 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
         )
 
     def optimizer(self, manifest: Manifest) -> optimizers.Optimizer:
-        """Return the server optimizer with its hyper-parameters, for the bundle's model."""
+        """Return the server optimizer with its hyper-parameters, for the bundle's model. Raises
+        PlanError where an own one cannot be had."""
+        name, table = self.server.optimizer, manifest.travelling
+        if name not in optimizers.OPTIMIZERS:
+            made = self._own(SERVER_OPTIMIZER, name, self.server.parameters, "server.optimizer")
+            return optimizers.own_optimizer(name, made, table)
         return optimizers.make(self.server.optimizer, manifest.travelling, **self.server.hyper)
 
     def check_members(self, manifests: Mapping[str, Manifest]) -> None:
@@ -444,6 +487,20 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
             raise PlanError(Code.BAD_MESSAGE, f"[plugins] of the service: {error}") from None
         self.own_stop_rule()
         _ = self._selection_rules
+        self.aggregator()
+        for staleness in range(min(self.staleness.max or 0, MOST_TRIED) + 1):
+            self._try_staleness(staleness)
+        for point, name, key in self.own_names():
+            if point is SERVER_OPTIMIZER:
+                self._own(point, name, self.server.parameters, key)
+            elif point is WEIGHING_RULE:
+                self._own(point, name, self.aggregation.weighing_parameters, key)
+
+    def _try_staleness(self, staleness: int) -> None:
+        try:
+            self.staleness_factor(staleness)
+        except FleetError as error:
+            raise PlanError(error.code, f"{self.file}: {error.text}") from None
 
     def check_service(self, service: ServiceSettings) -> None:
         """Raise PlanError where a process with these settings could not serve the plan."""

@@ -44,6 +44,14 @@ UPDATE_RULES = (
         ),
     ),
     private_rule(
+        lambda plan, privacy: plan.aggregation.weighing is not None,
+        lambda plan, privacy: (
+            f'aggregation.weighing = "{plan.aggregation.weighing}" with [privacy]: what one '
+            "device can change by its report is not bounded, and no noise is known that hides it. "
+            "Leave it out"
+        ),
+    ),
+    private_rule(
         lambda plan, privacy: plan.aggregation.q is not None,
         lambda plan, privacy: (
             f"aggregation.q = {plan.aggregation.q} with [privacy]: q-FedAvg multiplies updates by "

@@ -97,7 +97,7 @@ QUALITY_RULES = (
         lambda plan: plan.aggregation.aggregator != "mean" or plan.aggregation.has_rule,
         lambda plan: (
             "measures what an update adds to a weighted mean, and this plan's model is none. It "
-            'needs aggregation.aggregator = "mean", without q and normalise'
+            'needs aggregation.aggregator = "mean", without q, normalise and weighing'
         ),
     ),
     _contribution_rule(

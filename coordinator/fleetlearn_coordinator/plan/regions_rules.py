@@ -118,9 +118,9 @@ REGIONS_RULES = (
     _regional_rule(
         lambda plan, regions: plan.aggregation.has_rule and regions.weighting != "updates",
         lambda plan, regions: (
-            f'regions.weighting = "{regions.weighting}" with aggregation.normalise or '
-            "aggregation.q, which weigh the updates of all devices against each other. It takes "
-            '"updates"'
+            f'regions.weighting = "{regions.weighting}" with aggregation.normalise, '
+            "aggregation.q or aggregation.weighing, which weigh the updates of all devices against "
+            'each other. It takes "updates"'
         ),
     ),
     _regional_rule(

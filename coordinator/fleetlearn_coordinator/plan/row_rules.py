@@ -39,9 +39,13 @@ ROW_RULES = (
         ),
     ),
     _rule(
-        lambda plan: plan.aggregation.max_norm is not None or plan.aggregation.q is not None,
         lambda plan: (
-            "aggregation.max_norm and aggregation.q measure whole updates, whose length depends on "
+            plan.aggregation.max_norm is not None
+            or plan.aggregation.q is not None
+            or plan.aggregation.weighing is not None
+        ),
+        lambda plan: (
+            "aggregation.max_norm, q and weighing measure whole updates, whose length depends on "
             "how many rows a device has"
         ),
     ),

@@ -166,7 +166,9 @@ class Staleness(Section, frozen=True, kw_only=True):
 
     function: str | None = None
     """Its factor: constant 1, polynomial (1 + tau)^-a, or hinge: 1 up to tau = b, then 1 / (a
-    (tau - b) + 1). Default: polynomial."""
+    (tau - b) + 1); or an own function, "my_package:my_function". Default: polynomial."""
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Of an own function: its factory's parameters."""
     a: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     """Default: polynomial 0.5, hinge 10."""
     b: Annotated[float, Meta(ge=0, le=1e6)] | None = None
@@ -182,7 +184,15 @@ class Aggregation(Section, frozen=True, kw_only=True):
 
     aggregator: str = "mean"
     """mean, or one that bounds what hostile devices can do: median, trimmed-mean, krum, multi-krum,
-    bulyan, geometric-median, centred-clipping. Default: the recipe's."""
+    bulyan, geometric-median, centred-clipping; or an own one, "my_package:my_aggregator". Default:
+    the recipe's."""
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Of an own aggregator: its function's parameters."""
+    weighing: str | None = None
+    """An own rule by which updates are weighed, "my_package:my_rule". For the mean. Default: none
+    but ``normalise`` and ``q``."""
+    weighing_parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Of an own rule: its function's parameters."""
     hostile: Annotated[float, Meta(ge=0, lt=0.5)] | None = None
     """For trimmed-mean, krum, multi-krum and bulyan: the largest share of the devices that may be
     hostile, and send anything. Default: 0.2."""
@@ -214,8 +224,8 @@ class Aggregation(Section, frozen=True, kw_only=True):
 
     @property
     def has_rule(self) -> bool:
-        """Whether updates are weighed by a rule, FedNova's or q-FedAvg's."""
-        return self.normalise or self.q is not None
+        """Whether updates are weighed by a rule, FedNova's, q-FedAvg's or an own one."""
+        return self.normalise or self.q is not None or self.weighing is not None
 
     @property
     def norm_bound(self) -> NormBound | None:
@@ -274,6 +284,9 @@ class Server(Section, frozen=True, kw_only=True):
     recipe's, that one's."""
 
     optimizer: str
+    """sgd, momentum, adagrad, adam, yogi, feddyn, or an own one, "my_package:my_optimizer"."""
+    parameters: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Of an own optimizer: its function's parameters, in place of those below."""
     lr: Rate | None = None
     """Learning rate (the papers' eta; FedAsync's mixing rate alpha)."""
     mix: bool = False

@@ -15,6 +15,7 @@ from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.secure.fixed_point import SHORT_BITS, modulus_bits, most_updates
 
 from fleetlearn_coordinator.aggregation.modular_sum import FixedPoint
+from fleetlearn_coordinator.aggregation.staleness import FUNCTIONS
 from fleetlearn_coordinator.plan.distributed_noise import DISTRIBUTED, device_noise
 from fleetlearn_coordinator.plan.local_algorithms import untied
 from fleetlearn_coordinator.plan.pairwise_rules import mode_contradictions
@@ -61,6 +62,22 @@ SECURE_RULES = (
             "aggregation.normalise = true with [secure]: FedNova multiplies each update by its "
             "device's number of steps, and the coordinator has no single update. Use another "
             'recipe, such as "fedavg"'
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.aggregation.weighing is not None,
+        lambda plan, secure: (
+            f'aggregation.weighing = "{plan.aggregation.weighing}" with [secure]: it multiplies '
+            "each update by what its report says, and the coordinator has no single update. Leave "
+            "it out"
+        ),
+    ),
+    _secure_rule(
+        lambda plan, secure: plan.staleness.function not in (None, *FUNCTIONS),
+        lambda plan, secure: (
+            f'staleness.function = "{plan.staleness.function}" with [secure]: devices shorten '
+            "their updates by what it may leave of them at least, which is known of our functions "
+            f"alone. It takes {', '.join(FUNCTIONS)}"
         ),
     ),
     _secure_rule(

@@ -22,11 +22,13 @@ the process.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from fleetlearn_protocol.errors import Code, ProtocolError
+from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.messages import Evaluation, Report
+from fleetlearn_protocol.user_errors import in_one_line
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_coordinator.aggregation.weighing import norm_bound
@@ -89,6 +91,45 @@ class WeighingRule(NamedTuple):
     """The same -> the level of the next round."""
     needs_norms: bool
     needs_losses: bool
+
+
+def own_rule(name: str, made: WeighingRule) -> WeighingRule:
+    """Return a rule of another package, whose numbers are checked. ``name``: as the plan has it.
+    What it returns raises FleetError where a number is none that a rule may give."""
+
+    def factor(reported: Reported, level: float | None) -> float:
+        return _of_own(made.factor, (reported, level), "a factor", most=1.0)
+
+    def scale(reports: Collection[Reported], level: float | None) -> float:
+        return _of_own(made.scale, (reports, level), "a scale", most=math.inf)
+
+    def next_level(reports: Collection[Reported], level: float | None) -> float | None:
+        found = made.next_level(reports, level)
+        if found is not None and not math.isfinite(found):
+            raise FleetError(
+                Code.NOT_FINITE, f"aggregation.weighing returned the level {found} for next round"
+            )
+        return None if found is None else float(found)
+
+    return made._replace(name=name, factor=factor, scale=scale, next_level=next_level)
+
+
+def _of_own(
+    function: Callable[..., float], given: tuple[Any, ...], what: str, most: float
+) -> float:
+    try:
+        value = float(function(*given))
+    except Exception as error:
+        raise FleetError(
+            Code.BAD_MESSAGE, f"aggregation.weighing failed: {in_one_line(error)}"
+        ) from error
+    if not math.isfinite(value) or not 0 < value <= most:
+        limit = f" and at most {most:g}" if math.isfinite(most) else ""
+        raise FleetError(
+            Code.BAD_MESSAGE,
+            f"aggregation.weighing returned {value} for {what}; expected one above 0{limit}",
+        )
+    return value
 
 
 class Weighing(NamedTuple):
