@@ -254,6 +254,104 @@ def test_the_page_s_strategy_and_stop_rule(line: Path, tmp_path: Path) -> None:
     assert (stopped / "events.jsonl").read_bytes() == (folder / "events.jsonl").read_bytes()
 
 
+OURS = """
+
+def steps_of_ours(lr: float):
+    from fleetlearn_coordinator.aggregation.optimizers import adam
+
+    return adam(lr=lr)
+
+
+def added_up():
+    from fleetlearn_coordinator.aggregation.aggregators import MEAN
+
+    return MEAN
+
+
+def root(a: float):
+    return lambda staleness: (1 + staleness) ** -a
+"""
+
+
+def last_model(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_the_page_s_server(line: Path, tmp_path: Path) -> None:
+    """Its clipped mean is our mean of updates that are clipped; each of them is in the summary."""
+    (tmp_path / "steady_server.py").write_text(BLOCKS["steady_server"])
+    norms = {"aggregator": "mean", "max_norm": 0.05}
+    path = scenario_file(tmp_path, line, plan__aggregation=norms)
+    theirs = simulate(Scenario.load(path), tmp_path / "theirs", Options(workers=1))
+    own = {"aggregator": "steady_server:clipped_mean", "parameters": {"clip": 0.05}}
+    path = scenario_file(tmp_path, line, plan__aggregation=own)
+    ours = simulate(
+        Scenario.load(path, plugins=["steady_server"]), tmp_path / "ours", Options(workers=1)
+    )
+    assert theirs is not None
+    assert ours is not None
+    assert {*ours.summary["own"]} == {"plan.aggregation.aggregator"}
+    assert ours.summary["metrics"] == pytest.approx(theirs.summary["metrics"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("own", "ours"),
+    [
+        (
+            {"plan__server": {"optimizer": "like_ours:steps_of_ours", "parameters": {"lr": 0.05}}},
+            {"plan__server": {"optimizer": "adam", "lr": 0.05}},
+        ),
+        (
+            {"plan__aggregation": {"aggregator": "like_ours:added_up"}},
+            {"plan__aggregation": {"aggregator": "mean"}},
+        ),
+        (
+            {"plan__staleness": {"function": "like_ours:root", "parameters": {"a": 0.7}}},
+            {"plan__staleness": {"function": "polynomial", "a": 0.7}},
+        ),
+        (
+            {
+                "plan__server": {"optimizer": "steady_server:lion"},
+                "plan__aggregation": {"weighing": "steady_server:by_work"},
+                "plan__staleness": {"function": "steady_server:half_life"},
+            },
+            None,
+        ),
+    ],
+)
+def test_own_servers_are_as_ours_to_the_bit(
+    line: Path, tmp_path: Path, own: dict[str, Any], ours: dict[str, Any] | None
+) -> None:
+    """Stopped in the middle and taken up again, too."""
+    (tmp_path / "like_ours.py").write_text(OURS)
+    (tmp_path / "steady_server.py").write_text(BLOCKS["steady_server"])
+    rounds = {
+        "plan__round": {"participation": "asynchronous", "goal": 3, "concurrency": 9},
+        "plan__stop__rounds": 6,
+    }
+
+    def scenario(settings: dict[str, Any]) -> Scenario:
+        path = scenario_file(tmp_path, line, **rounds, **settings)
+        return Scenario.load(path, plugins=["like_ours", "steady_server"])
+
+    outcome = simulate(scenario(own), tmp_path / "own", Options(workers=1))
+    assert outcome is not None
+    assert {*outcome.summary["own"]} == {
+        f"plan.{section.removeprefix('plan__')}.{key}"
+        for section, table in own.items()
+        for key, value in table.items()
+        if isinstance(value, str)
+    }
+    if ours is not None:
+        simulate(scenario(ours), tmp_path / "ours", Options(workers=1))
+        assert last_model(tmp_path / "own") == last_model(tmp_path / "ours")
+    stopped = tmp_path / "stopped"
+    options = Options(workers=1, checkpoint=1)
+    assert simulate(scenario(own), stopped, options, should_stop=lambda: True) is None
+    simulate(Scenario.load_of_run(stopped / "scenario.toml"), stopped, options, resume=True)
+    assert last_model(stopped) == last_model(tmp_path / "own")
+
+
 def summary_of(scenario: Scenario, folder: Path, workers: int) -> dict[str, Any]:
     outcome = simulate(scenario, folder, Options(workers=workers, backend="bundle"))
     assert outcome is not None

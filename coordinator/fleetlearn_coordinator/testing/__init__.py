@@ -7,5 +7,18 @@ def test_my_strategy() -> None:
 """
 
 from fleetlearn_coordinator.testing.round_rules import check_selection, check_stop_rule
+from fleetlearn_coordinator.testing.updates import (
+    check_aggregator,
+    check_optimizer,
+    check_staleness,
+    check_weighing,
+)
 
-__all__ = ["check_selection", "check_stop_rule"]
+__all__ = [
+    "check_aggregator",
+    "check_optimizer",
+    "check_selection",
+    "check_staleness",
+    "check_stop_rule",
+    "check_weighing",
+]

@@ -163,7 +163,10 @@ SCAFFOLD = (
             "max_norm = 1.0",
             'so these must count whole. It takes aggregation.norm_action = "refuse"',
         ),
-        ("normalise = true", "works with the mean of whole updates, without normalise or q"),
+        (
+            "normalise = true",
+            "works with the mean of whole updates, without normalise, q or weighing",
+        ),
         ("q = 1.0", "works with the mean of whole updates"),
     ],
 )

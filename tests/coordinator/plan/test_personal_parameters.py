@@ -248,7 +248,7 @@ def test_pfedme_s_and_apfl_s_numbers_are_keys_of_local_hyper() -> None:
         (
             MOVES.format(0.5, "[aggregation]\nnormalise = true"),
             'local.algorithm = "pfedme": an update is no sum of gradients, as '
-            "aggregation.normalise and aggregation.q take it. It needs neither",
+            "aggregation.normalise, aggregation.q and aggregation.weighing take it. It needs none",
         ),
     ],
 )
