@@ -277,14 +277,14 @@ def last_model(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-def test_the_page_s_server(line: Path, tmp_path: Path) -> None:
+def test_the_page_s_server(private_line: Path, tmp_path: Path) -> None:
     """Its clipped mean is our mean of updates that are clipped; each of them is in the summary."""
     (tmp_path / "steady_server.py").write_text(BLOCKS["steady_server"])
     norms = {"aggregator": "mean", "max_norm": 0.05}
-    path = scenario_file(tmp_path, line, plan__aggregation=norms)
+    path = scenario_file(tmp_path, private_line, plan__aggregation=norms)
     theirs = simulate(Scenario.load(path), tmp_path / "theirs", Options(workers=1))
     own = {"aggregator": "steady_server:clipped_mean", "parameters": {"clip": 0.05}}
-    path = scenario_file(tmp_path, line, plan__aggregation=own)
+    path = scenario_file(tmp_path, private_line, plan__aggregation=own)
     ours = simulate(
         Scenario.load(path, plugins=["steady_server"]), tmp_path / "ours", Options(workers=1)
     )
@@ -320,7 +320,7 @@ def test_the_page_s_server(line: Path, tmp_path: Path) -> None:
     ],
 )
 def test_own_servers_are_as_ours_to_the_bit(
-    line: Path, tmp_path: Path, own: dict[str, Any], ours: dict[str, Any] | None
+    private_line: Path, tmp_path: Path, own: dict[str, Any], ours: dict[str, Any] | None
 ) -> None:
     """Stopped in the middle and taken up again, too."""
     (tmp_path / "like_ours.py").write_text(OURS)
@@ -331,7 +331,7 @@ def test_own_servers_are_as_ours_to_the_bit(
     }
 
     def scenario(settings: dict[str, Any]) -> Scenario:
-        path = scenario_file(tmp_path, line, **rounds, **settings)
+        path = scenario_file(tmp_path, private_line, **rounds, **settings)
         return Scenario.load(path, plugins=["like_ours", "steady_server"])
 
     outcome = simulate(scenario(own), tmp_path / "own", Options(workers=1))

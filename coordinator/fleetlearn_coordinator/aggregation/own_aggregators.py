@@ -40,9 +40,13 @@ class RoundUpdates:
         return self._kept.weights()
 
     def norms(self) -> Floats:
-        """Return the L2 norm of each update: float64, shape (n,)."""
+        """Return the L2 norm of each update's trained parameters, as ``max_norm`` measures it:
+        float64, shape (n,)."""
         squares = np.zeros(len(self))
-        for _, values in self._kept.blocks():
+        for block, values in self._kept.blocks():
+            for place in self._kept.places:  # of the buffers
+                first, last = (edge - block.start for edge in (place.start, place.stop))
+                values[:, max(0, first) : max(0, last)] = 0.0
             squares += np.square(values).sum(axis=1)
         return np.sqrt(squares)
 

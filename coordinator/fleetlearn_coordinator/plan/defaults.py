@@ -219,7 +219,7 @@ def _fill_staleness(staleness: dict[str, Any], round_: dict[str, Any]) -> None:
     for key in {"a", "b", "parameters"} & set(staleness) - set(known):
         raise ValueError(
             f"staleness.{key} = {staleness[key]!r}: {function} takes "
-            f"{' and '.join(known) or 'none'}"
+            f"{' and '.join(known) or 'neither'}"
         )
     for key, value in takes.items():
         staleness.setdefault(key, value)

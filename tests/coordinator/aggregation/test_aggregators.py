@@ -47,7 +47,7 @@ def added(aggregator: Aggregator[Any], rows: list[int], state: Any = None) -> An
 
 
 def bits(aggregator: Aggregator[Any], state: Any) -> bytes:
-    delta, buffers = aggregator.result(state, VALUES.present)
+    delta, buffers, _ = aggregator.result(state, VALUES.present)
     assert (delta.dtype, delta.shape) == (np.dtype(np.float64), (SIZE,))
     assert (buffers.dtype, buffers.shape) == (np.dtype(np.float64), (3,))
     return delta.tobytes() + buffers.tobytes()

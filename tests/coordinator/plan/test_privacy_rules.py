@@ -30,6 +30,10 @@ BROKEN = {
         for name in ROBUST
     },
     "fednova": (f'recipe = "fednova"\n{SMALL}{PRIVATE}', "aggregation.normalise = true with"),
+    "own weighing": (
+        f'recipe = "fedavg"\n{SMALL}{PRIVATE}[aggregation]\nweighing = "mine:rule"\n',
+        'aggregation.weighing = "mine:rule" with [privacy]',
+    ),
     "q-fedavg": (f'recipe = "q-fedavg"\n{SMALL}{PRIVATE}', "aggregation.q = 1.0 with [privacy]"),
     **{
         name: (

@@ -23,6 +23,14 @@ BROKEN = {
         for name in ("median", "trimmed-mean", "geometric-median", "centred-clipping")
     },
     "fednova": (f'recipe = "fednova"\n{SMALL}{SECURE}', "aggregation.normalise = true with"),
+    "own weighing": (
+        f'recipe = "fedavg"\n{SMALL}{SECURE}[aggregation]\nweighing = "mine:rule"\n',
+        'aggregation.weighing = "mine:rule" with [secure]',
+    ),
+    "own staleness": (
+        f'recipe = "fedbuff"\n{SMALL}{SECURE}[staleness]\nfunction = "mine:function"\n',
+        'staleness.function = "mine:function" with [secure]',
+    ),
     "q-fedavg": (f'recipe = "q-fedavg"\n{SMALL}{SECURE}', "aggregation.q = 1.0 with [secure]"),
     "max_norm": (f"{SMALL}[aggregation]\nmax_norm = 2.0\n{SECURE}", "aggregation.max_norm = 2"),
     **{
