@@ -34,6 +34,7 @@ from fleetlearn_coordinator.plan.privacy_terms import epsilon_after, noise_multi
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings, Tls
 from fleetlearn_coordinator.plan.without_effect import without_effect
 from fleetlearn_coordinator.privacy.accounting import has_accounting
+from fleetlearn_coordinator.service.training_run.own_origins import own_origins
 from fleetlearn_coordinator.service.views.records import CheckView, RunView
 from fleetlearn_coordinator.service.views.run_views import RunPlace, run_view
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
@@ -94,6 +95,8 @@ def check_plan(plan: Plan, service: ServiceSettings, run: str = "") -> Checks:
     try:
         plan.check_served(service)
         yield CheckView("plan", GOOD, f"{plan.file}: {plan.name}, recipe {plan.recipe}")
+        for key, origin in own_origins(plan, ()).items():
+            yield CheckView("plug-in", GOOD, f"{key} = {origin}")
     except FleetError as error:
         yield CheckView("plan", BAD, error.text, "change the plan or the service file")
     for remark in without_effect(plan):

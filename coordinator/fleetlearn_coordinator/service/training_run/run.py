@@ -67,6 +67,7 @@ from fleetlearn_coordinator.service.training_run.measured_contributions import (
     MeasuringContributions,
 )
 from fleetlearn_coordinator.service.training_run.members import Members, open_bundles
+from fleetlearn_coordinator.service.training_run.own_origins import look_at_origins, own_origins
 from fleetlearn_coordinator.service.training_run.participations import take_up_participations
 from fleetlearn_coordinator.service.training_run.plan_changes import look_at_plan
 from fleetlearn_coordinator.service.training_run.private_budget import PrivateBudget, summary_of
@@ -143,6 +144,16 @@ class Run:
         if changes:
             text = "the plan has changed since the run was served last: %s"
             self.log.info(text, "; ".join(changes))
+        own = own_origins(plan, [each.bundle.manifest for each in members.all])
+        if own:
+            self.log.info("own functions: %s", "; ".join(f"{k} = {v}" for k, v in own.items()))
+        others, own_rows = look_at_origins(own, store.ledger)
+        if others:
+            text = (
+                "own functions are others than when the run was served last, and the run goes on "
+                "with these: %s"
+            )
+            self.log.warning(text, "; ".join(others))
         rules = members.all[0].rules  # a family has neither [privacy] nor [secure]
         self.budget = PrivateBudget(plan, rules.privacy, store, now.wall, self.log)
         newest = load_or_begin(plan, members, store, now.wall, self.log)
@@ -250,7 +261,7 @@ class Run:
             self.engine.phase, self.engine.finishing = Phase.FINISHED, finish
         finished = self._finish(None if self.engine.ends_with_exchanges else finish)
         begun = [each for records in self.exchanges.values() for each in records.rows]
-        self.store.write([row, *self.budget.rows, *participations, *begun, *finished])
+        self.store.write([row, *own_rows, *self.budget.rows, *participations, *begun, *finished])
 
     @property
     def pairwise(self) -> PairwiseRecords | None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import sys
+from pathlib import Path
+
 import pytest
 from answering import Fleet, leases
 from fleetlearn_coordinator.service.training_run.plan_changes import PLAN, look_at_plan
 from fleetlearn_coordinator.storage.ledger import Metadata
+from fleetlearn_protocol import extensions
 from peers import PlanMaker, update_of
 
 
@@ -53,3 +59,39 @@ def test_a_plan_of_an_earlier_version_has_fewer_keys(make_plan: PlanMaker) -> No
     store.write([Metadata(PLAN, '{"name": "test", "round": {"goal": 2}, "gone": 1}')])
     assert look_at_plan(plan, store.ledger)[0] == ["round.goal was 2 and is 3"]
     store.close()
+
+
+def test_a_start_says_which_own_functions_are_others(
+    make_plan: PlanMaker, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level("INFO", "fleetlearn")
+    name = "own_server_of_changes"
+    source = tmp_path / f"{name}.py"
+
+    def start(code: str, **plan: object) -> None:
+        source.write_text(code)
+        with extensions.apart():
+            extensions.allow([name], tmp_path)
+            Fleet(make_plan(round__goal=1, **plan)).store.close()
+        sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+
+    mean = "def mean():\n    return lambda updates: updates.combination(updates.weights)\n"
+    own = {"aggregation__aggregator": f"{name}:mean"}
+    start(mean, **own)
+    assert f"own functions: aggregation.aggregator = {name}:mean " in caplog.text
+    start(mean, **own)
+    assert "others than when" not in caplog.text
+    start(f"{mean}# mended\n", **own)
+    (said,) = [text for text in caplog.messages if "others than when" in text]
+    first, second = (
+        hashlib.sha256(code.encode()).hexdigest()[:16] for code in (mean, f"{mean}# mended\n")
+    )
+    assert said.endswith(
+        f"aggregation.aggregator was {name}:mean {first} and is {name}:mean {second}"
+    )
+    start(mean)
+    start(f"{mean}# again\n", **own)
+    assert len([text for text in caplog.messages if "others than when" in text]) == 1, (
+        "there was none when the run was served last"
+    )

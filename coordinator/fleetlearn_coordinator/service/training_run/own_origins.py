@@ -1,0 +1,46 @@
+"""Which functions of other packages a run goes by, and whether they are others than when it was
+served last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+from fleetlearn_protocol import extensions
+from fleetlearn_protocol.computations.function_layout import NEXT_STATE
+from fleetlearn_protocol.computations.function_settings import FunctionSums
+from fleetlearn_protocol.manifest import Manifest
+
+from fleetlearn_coordinator.plan.plan import Plan
+from fleetlearn_coordinator.storage.ledger import Ledger, Metadata
+from fleetlearn_coordinator.storage.stored_json import decode
+
+OWN = "own_algorithms"
+"""The key of the functions, by the keys that name them, in the run's metadata."""
+WHAT = "what the database says of own functions"
+
+
+def own_origins(plan: Plan, manifests: Iterable[Manifest]) -> dict[str, str]:
+    """Return where the plan's own functions come from: the key that names one -> its name, the
+    version of its package and the beginning of its file's SHA-256. ``manifests``: of the plan's
+    bundles. Raises ExtensionError."""
+    named = plan.own_names()
+    for manifest in manifests:
+        if isinstance(manifest.computation, FunctionSums):
+            named.append((NEXT_STATE, manifest.computation.coordinator, "the bundle's coordinator"))
+    return {key: str(extensions.origin(point, name, key)) for point, name, key in named}
+
+
+def look_at_origins(now: dict[str, str], ledger: Ledger) -> tuple[list[str], list[Metadata]]:
+    """Return what has changed since the run was served last, and the rows that remember these
+    functions. ``now``: of ``own_origins``."""
+    stored = ledger.get(OWN)
+    before = {} if stored is None else decode(stored, dict[str, str], WHAT)
+    if now == before:
+        return [], []
+    changes = [
+        f"{key} was {before[key]} and is {now[key]}"
+        for key in now
+        if key in before and before[key] != now[key]
+    ]
+    return changes, [Metadata(OWN, msgspec.json.encode(now).decode())]
