@@ -278,7 +278,9 @@ class EngineHost:
         for gone in held.keys() - self.runs.keys():
             link.say(wire.RunOver(gone))
         for run in self.runs.values():
-            lost = run.files.claim(hello.gateway, held.get(run.name, []))
+            files = held.get(run.name, [])
+            # one on another machine has files of its own alone, whatever it says
+            lost = [] if link.apart else run.files.claim(hello.gateway, files)
             run.set_up(link, lost, self._page, knows_devices=self.gate is not None)
         self._lend(link)
         self.address = self.address or hello.address

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError, in_words
 from fleetlearn_protocol.messages import (
+    ROWS,
     UPDATE,
     CheckIn,
     ComeBack,
@@ -37,9 +38,13 @@ from fleetlearn_coordinator.network.output_gate import OutputGate, OutputOrder
 from fleetlearn_coordinator.network.peer_log import logger, say_seldom
 from fleetlearn_coordinator.network.several.turns import Turns
 from fleetlearn_coordinator.rounds.participation_limits import PrivacyLimitError
-from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_coordinator.storage.arrived import arrived_key
+from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.identities import SecretHash
+from fleetlearn_coordinator.storage.lent_spool import ArrivedSpool
 
+LOOK_AGAIN = 1.0
+"""Seconds until an object is looked for again, where the object store cannot be reached."""
 NO_FIGURES = wire.GatewayFigures(0, 0, 0, {}, 0, 0, 0.0, None)
 
 
@@ -229,19 +234,21 @@ class GatewayLink:
                     logger.error("a gateway did not say hello first: its bus ends")
                 self._bus.close()
                 return
-            try:
-                self._handle(message)
-            except Exception as error:
-                if self._is_its_own_fault(error):
-                    logger.exception("%s: its bus ends", self._who)
-                    self._refuse_gateway(f"its messages cannot be handled: {in_words(error)}")
-                    return
-                self._host.failed(error, self._run_of(message))
-                if self._host.ended:
-                    return
-            if self._is_refused:
+            if not self._do(message, partial(self._handle, message)):
                 return
         self._host.grant()
+
+    def _do(self, message: wire.ToEngine, act: Callable[[], None]) -> bool:
+        """Do what a message leads to. Returns whether more may be done for this gateway."""
+        try:
+            act()
+        except Exception as error:
+            if self._is_its_own_fault(error):
+                logger.exception("%s: its bus ends", self._who)
+                self._refuse_gateway(f"its messages cannot be handled: {in_words(error)}")
+                return False
+            self._host.failed(error, self._run_of(message))
+        return not self._host.ended and not self._is_refused
 
     @property
     def _who(self) -> str:
@@ -408,6 +415,48 @@ class GatewayLink:
         self._answer(message, weigh)
 
     def _save(self, message: wire.AskSave) -> None:
+        """Save an update. First see to it that it is there, where it did not come to this machine:
+        the run could not go on without an update that it has accepted."""
+        run = self._host.run_of(message.report.task)
+        if not self.apart or run is None or not run.files.has(self.number, message.file):
+            self._save_here(message)
+            return
+        assert isinstance(run.spool, ArrivedSpool)
+        report = message.report
+        fetch = any(part.name == ROWS for part in report.parts)  # they are read before it counts
+        look = partial(run.spool.has_arrived, message.file, report.size, fetch=fetch)
+        job = self._loop.run_in_executor(None, look)
+        job.add_done_callback(partial(self._looked_for, message))
+
+    def _looked_for(self, message: wire.AskSave, job: asyncio.Future[bool]) -> None:
+        if job.cancelled() or self._is_gone:
+            return  # a gateway that says hello again puts it again
+        if isinstance(job.exception(), StoreUnavailableError):
+            self._loop.call_later(LOOK_AGAIN, self._look_again, message)
+            return
+
+        def save() -> None:
+            if job.result():
+                self._save_here(message)
+                return
+            self._refuse_gateway(
+                f"it says that it put an update of {message.report.size} bytes into the object "
+                f"store, and the run's has no such object {arrived_key(message.file)}. If its "
+                "service file has blobs, they must be the place of the engine process's blobs"
+            )
+
+        if self._do(message, save):
+            self._host.grant()
+
+    def _look_again(self, message: wire.AskSave) -> None:
+        if not self._is_gone:
+            self._do(message, partial(self._save, message))
+
+    @property
+    def _is_gone(self) -> bool:
+        return self._is_over or self._is_refused or self._host.ended
+
+    def _save_here(self, message: wire.AskSave) -> None:
         """Save an update and count its report, in one go: nothing comes between. Asked twice, the
         first answer got lost."""
         device, task, file = message.device, message.report.task, message.file
@@ -461,6 +510,10 @@ class GatewayLink:
     def _keep(self, message: wire.AskKeep) -> None:
         self.say(wire.Answered(message.question, None))
         number, run = message.begun.spool_file, self._host.run_of(message.begun.task)
+        if self.apart:
+            raise ProtocolError(
+                Code.BAD_MESSAGE, "a gateway on another machine may not keep an upload here"
+            )
         if run is not None and run.files.has(self.number, number):
             run.files.take_back(number)
             run.keep(number, message.begun)

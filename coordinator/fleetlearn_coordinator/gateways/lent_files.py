@@ -32,6 +32,8 @@ class LentFiles:
         self._hellos = 0
         self._puts: dict[int, range] = {}
         """Gateway on another machine -> numbers of the objects that it may put."""
+        self._used: dict[int, bytearray] = {}
+        """The same gateway -> for each of those numbers, whether the run has the object."""
         spool.begin_lending()
 
     def begin_puts(self, gateway: int, spool: ArrivedSpool) -> int:
@@ -43,6 +45,7 @@ class LentFiles:
         first = first_number(spool.generation, self._hellos)
         self._hellos += 1
         self._puts[gateway] = range(first, first + PUTS)
+        self._used[gateway] = bytearray(PUTS)
         return first
 
     def may_be_put(self) -> PutNumbers:
@@ -87,14 +90,21 @@ class LentFiles:
         return LentFile(number, self._spool.mark_spool_file(number))
 
     def has(self, gateway: int, number: int) -> bool:
-        """Return whether this file is lent to the gateway, or this object is one of its own."""
-        return number in self._puts.get(gateway, ()) or self._lent.get(number) == gateway
+        """Return whether this file is lent to the gateway, or this object is one of its own that
+        the run does not have: each is asked for once."""
+        puts = self._puts.get(gateway)
+        if puts is None:
+            return self._lent.get(number) == gateway
+        return number in puts and not self._used[gateway][number - puts.start]
 
     def take_back(self, number: int) -> None:
         """The file, with its bytes, is the run's again; or the object is."""
         if is_arrived(number):
             assert isinstance(self._spool, ArrivedSpool)
             self._spool.take_arrived(number)
+            for gateway, puts in self._puts.items():
+                if number in puts:
+                    self._used[gateway][number - puts.start] = True
         else:
             del self._lent[number]
 
@@ -102,6 +112,7 @@ class LentFiles:
         """The gateway is lost. Returns the files that it had, which are the run's again. What it
         puts from now on counts for nothing."""
         self._puts.pop(gateway, None)
+        self._used.pop(gateway, None)
         numbers = [number for number, one in self._lent.items() if one == gateway]
         for number in numbers:
             del self._lent[number]

@@ -85,6 +85,11 @@ class ArrivedSpool(LendableSpool, Protocol):
     def where_objects(self) -> str:
         """The URL below which the run's objects are."""
 
+    def has_arrived(self, number: int, size: int, *, fetch: bool) -> bool:
+        """Return whether a gateway put this object, of ``size`` bytes. ``fetch``: whether its
+        bytes are needed here soon. Waits for the store; may be called in any thread. Raises
+        StoreUnavailableError, OSError."""
+
     def take_arrived(self, number: int) -> None:
         """An update is there as an object, which is needed until ``free_spool_file``."""
 

@@ -228,6 +228,12 @@ class ObjectBlobs(FileBlobs):
     def where_objects(self) -> str:
         return self.objects.objects.where
 
+    def has_arrived(self, number: int, size: int, *, fetch: bool) -> bool:
+        objects = self.objects.objects
+        if objects.size(arrived_key(number)) != size:
+            return False
+        return not fetch or _fetch_if_there(objects, arrived_key(number), self._spool_path(number))
+
     def take_arrived(self, number: int) -> None:
         self._arrived.add(number)
 
@@ -391,14 +397,15 @@ def _versions(objects: NewestObjects) -> list[int]:
     return sorted(int(name.stem[1:]) for name in names if name.suffix == ".safetensors")
 
 
-def _fetch_if_there(objects: Objects, key: str, path: Path) -> None:
-    """Fetch an object, unless it was removed meanwhile."""
+def _fetch_if_there(objects: Objects, key: str, path: Path) -> bool:
+    """Fetch an object, unless it was removed meanwhile. Returns whether it is here."""
     try:
         objects.fetch(key, path)
     except StoreUnavailableError:
         raise
     except StoreError:
-        pass
+        return False
+    return True
 
 
 def _have_model(objects: NewestObjects, folder: Path, version: int) -> None:

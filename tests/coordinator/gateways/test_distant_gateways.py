@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_coordinator import read_model
+from fleetlearn_coordinator.conversation.begun import BegunUpload
 from fleetlearn_coordinator.gateways import lent_files, wire
 from fleetlearn_coordinator.gateways.distant_gateway import distant_gateway_running, link_of
 from fleetlearn_coordinator.gateways.wire_version import OLDEST, WIRE
@@ -528,3 +529,51 @@ async def test_a_hostile_gateway_ends_no_run(
             assert isinstance(await peer.upload(await peer.task(), update_of(value)), Accepted)
         assert await behind.server.done == "1 rounds done"
     assert "gateway mallory was refused" in caplog.text
+
+
+@run_async
+async def test_a_gateway_that_says_what_is_not_in_the_store_ends_no_run(
+    make_plan: PlanMaker, place: DistantPlace
+) -> None:
+    """An update counts once its bytes are there, of the size that was said, and each once: a run
+    could not go on, nor begin again, without one that it had accepted."""
+    plan = make_plan(round__goal=2, round__over_selection=1, stop__rounds=1)
+    async with distant_fleet(plan, place) as behind:
+        a, b = await behind.join("a", 0), await behind.join("b", 1)
+        tasks = [await a.task(), await b.task()]
+        host, engine = behind.server.host, behind.server.engine
+        (run,) = host.runs.values()
+        report, content = report_of(tasks[0], update_of(1.0)), update_of(1.0).tobytes()
+        for put, why in (
+            (None, "no such object"),
+            (content[:-4], "no such object"),
+            (content, "may not keep"),
+        ):
+            bus = stranger(host, 2000, "mallory", [hello(2000)])
+            number = run.files._puts[2000].start
+            if put is not None:
+                run.spool.objects.objects.put(arrived_key(number), put)
+            said: wire.ToEngine = wire.AskSave(1, "a", report, number, {"update": 1.0})
+            if why == "may not keep":
+                begun = BegunUpload("a", report.task, report.parts, number, 0, {}, {})
+                said = wire.AskKeep(1, begun)
+            host.gateways[2000].received(wire.encode_batch([said]))
+            await until(lambda heard=bus: heard.closed)  # type: ignore[misc]
+            (refused,) = (each for each in bus.said if isinstance(each, wire.GatewayRefused))
+            assert why in refused.text
+            assert not engine.accepted
+        # one object for two updates, or for one twice: its bytes go once
+        bus = stranger(host, 2000, "mallory", [hello(2000)])
+        number = run.files._puts[2000].start
+        run.spool.objects.objects.put(arrived_key(number), content)
+        asks = [
+            wire.AskSave(question, device, report_of(task, update_of(1.0)), number, {"update": 1.0})
+            for question, (device, task) in enumerate(zip("aab", [tasks[0], *tasks], strict=True))
+        ]
+        host.gateways[2000].received(wire.encode_batch(asks))
+        await until(lambda: sum(hasattr(each, "question") for each in bus.said) == 3)
+        assert len(engine.accepted) == 1
+        assert isinstance(await b.upload(tasks[1], update_of(3.0)), Accepted)
+        assert await behind.server.done == "1 rounds done"
+    _, model = read_model(plan.data_dir)
+    np.testing.assert_allclose(model, np.linspace(-1, 1, len(model), dtype=np.float32) + 2, 1e-6)
