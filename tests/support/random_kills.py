@@ -212,7 +212,7 @@ def by_hand(
             )
             reports.append(Reported(weight, said["steps"], 0.5, norms).measured(said["evaluation"]))
             factor = plan.staleness_factor(staleness) * weighing.factor(reports[-1], level)
-            aggregator.add(total, (update,), weight, float(np.abs(update).max()), factor)
+            aggregator.add(total, ArrayUpdate(update), weight, float(np.abs(update).max()), factor)
         model, state, _ = next_model(
             aggregator, total, optimizer, state, model, scale=weighing.scale(reports, level)
         )

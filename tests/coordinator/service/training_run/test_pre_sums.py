@@ -11,6 +11,7 @@ import pytest
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation.exact_sums import exact_sums
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
+from fleetlearn_coordinator.aggregation.own_aggregators import own_aggregator
 from fleetlearn_coordinator.aggregation.partial_sum import (
     PartialSum,
     SumsToMake,
@@ -242,6 +243,8 @@ def test_what_needs_each_update_is_given_to_nobody() -> None:
 
     assert wanted(rules_of()) is not None
     assert wanted(rules_of(aggregators={UPDATE: aggregators.make("median")})) is None
+    own = own_aggregator("mine:mean", aggregators.MEAN, ())
+    assert wanted(rules_of(aggregators={UPDATE: own})) is None, "gateways do not have it"
     assert wanted(rules_of(mixing_rate=0.5)) is None
     assert wanted(masked_rules_of()) is None
 
