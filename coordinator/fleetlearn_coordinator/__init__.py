@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fleetlearn_coordinator.aggregation.optimizers import Optimizer
     from fleetlearn_coordinator.aggregation.own_aggregators import RoundUpdates
     from fleetlearn_coordinator.aggregation.weighing.weighing import Reported, WeighingRule
+    from fleetlearn_coordinator.plan.own_algorithms import register
     from fleetlearn_coordinator.plan.plan import Plan, PlanError
     from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
     from fleetlearn_coordinator.results.run_results import RunResults
@@ -42,6 +43,7 @@ __all__ = [
     "WeighingRule",
     "read_model",
     "read_status",
+    "register",
     "serve",
     "serve_async",
 ]
@@ -51,6 +53,7 @@ _MODULES = {
     "aggregation.optimizers": ("Optimizer",),
     "aggregation.own_aggregators": ("RoundUpdates",),
     "aggregation.weighing.weighing": ("Reported", "WeighingRule"),
+    "plan.own_algorithms": ("register",),
     "plan.plan": ("Plan", "PlanError"),
     "plan.service_settings": ("ServiceError", "ServiceSettings"),
     "results.run_results": ("RunResults",),

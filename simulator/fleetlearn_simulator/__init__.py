@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fleetlearn_simulator.population.failure_laws import VanishingTasks
     from fleetlearn_simulator.results.measured import load_results
     from fleetlearn_simulator.run import Options, Outcome, simulate
+    from fleetlearn_simulator.scenario.own_algorithms import register
     from fleetlearn_simulator.scenario.scenario import Scenario
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "VanishingTasks",
     "in_slots",
     "load_results",
+    "register",
     "simulate",
 ]
 
@@ -37,6 +39,7 @@ _MODULES = {
     "population.devices": ("Devices",),
     "population.failure_laws": ("VanishingTasks",),
     "results.measured": ("load_results",),
+    "scenario.own_algorithms": ("register",),
     "run": ("Options", "Outcome", "simulate"),
     "scenario.scenario": ("Scenario",),
 }

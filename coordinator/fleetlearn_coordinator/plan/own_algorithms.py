@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fleetlearn_protocol import extensions
@@ -26,6 +26,38 @@ STALENESS_FUNCTION: ExtensionPoint[Any] = ExtensionPoint(
     "staleness function", object, is_callable=True
 )
 WEIGHING_RULE = ExtensionPoint("weighing rule", WeighingRule)
+
+POINTS: Mapping[str, ExtensionPoint[Any]] = {
+    point.name: point
+    for point in (
+        SELECTION_STRATEGY,
+        STOP_RULE,
+        AGGREGATOR,
+        SERVER_OPTIMIZER,
+        STALENESS_FUNCTION,
+        WEIGHING_RULE,
+    )
+}
+"""What a plan may name of other packages, by its name."""
+
+
+def register(kind: str, name: str, factory: Callable[..., Any]) -> None:
+    """Let plans name a function by this short name, in this process, without a list of modules.
+
+    ``kind``: a key of ``POINTS``, such as ``aggregator`` or ``server optimizer``. ``factory``: a
+    function with keyword parameters that returns one. Raises ExtensionError, a ValueError, on
+    another kind, or a name that is taken.
+    """
+    extensions.register(find_point(POINTS, kind), name, factory)
+
+
+def find_point(points: Mapping[str, ExtensionPoint[Any]], kind: str) -> ExtensionPoint[Any]:
+    """Return the point of this name. Raises ExtensionError."""
+    if kind not in points:
+        raise extensions.ExtensionError(
+            f"{kind!r} is no kind of own algorithm{near(kind, points)} Kinds: {', '.join(points)}."
+        )
+    return points[kind]
 
 
 def refuse_unknown_name(

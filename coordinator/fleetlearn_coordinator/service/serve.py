@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     asynccontextmanager,
@@ -18,9 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol import extensions, open_bundle
 from fleetlearn_protocol.command_line import refuse_in_loop, stop_signals
 from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.extensions import ExtensionError
 from fleetlearn_protocol.systemd import ALIVE, READY, STOPPING, notify_systemd
 
 from fleetlearn_coordinator.gateways.engine_host import EngineHost
@@ -80,6 +81,7 @@ def serve(
     service: ServiceSettings | None = None,
     stay: bool = False,
     standby: bool = False,
+    plugins: Sequence[str] = (),
 ) -> RunResult:
     """Run the plan's training until it is finished, or SIGTERM, SIGINT or SIGHUP ends it. Blocks.
     With a bus, SIGUSR1 ends it for the reason REPLACED: gateways are told nothing, and hold the
@@ -87,7 +89,8 @@ def serve(
 
     ``service``: the settings of the process; the defaults where there are none. ``stay``: once
     finished, go on telling devices so until a signal comes. ``standby``: wait while another
-    coordinator serves the run or the store is away, rather than to raise.
+    coordinator serves the run or the store is away, rather than to raise. ``plugins``: modules
+    whose functions the plan may name, beside those of the service's [plugins].
 
     Raises ServiceError (the service names a folder of runs), PlanError (also where the plan does
     not fit the service, or the process may not open enough files for a round's devices),
@@ -95,7 +98,9 @@ def serve(
     cannot be listened on), RuntimeError (an event loop runs in this thread: await ``serve_async``).
     """
     refuse_in_loop("serve", "serve_async(...)")
-    return asyncio.run(serve_async(plan, service=service, stay=stay, standby=standby))
+    return asyncio.run(
+        serve_async(plan, service=service, stay=stay, standby=standby, plugins=plugins)
+    )
 
 
 def serve_engine(
@@ -158,10 +163,15 @@ async def serve_async(
     service: ServiceSettings | None = None,
     stay: bool = False,
     standby: bool = False,
+    plugins: Sequence[str] = (),
 ) -> RunResult:
     """Do what ``serve`` does, in a running event loop. The process's signal handlers are as before
     when it returns."""
     settings = service or ServiceSettings()
+    try:
+        extensions.allow(plugins)
+    except ExtensionError as error:
+        raise ServiceError(Code.BAD_MESSAGE, f"plugins: {error}") from None
     if settings.gateways:
         raise ServiceError(
             Code.BAD_MESSAGE,

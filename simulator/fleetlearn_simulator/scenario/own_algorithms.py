@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from fleetlearn_coordinator.plan.own_algorithms import POINTS as PLAN_POINTS
+from fleetlearn_coordinator.plan.own_algorithms import find_point
 from fleetlearn_protocol import extensions
 from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint, Origin
 
@@ -21,6 +23,23 @@ AVAILABILITY_LAW: ExtensionPoint[Any] = ExtensionPoint("availability law", objec
 DATA_SOURCE: ExtensionPoint[Any] = ExtensionPoint("data source", object)
 PARTITION: ExtensionPoint[Any] = ExtensionPoint("partition", object, is_callable=True)
 FAILURE_LAW: ExtensionPoint[Any] = ExtensionPoint("failure law", object, is_callable=True)
+POINTS: Mapping[str, ExtensionPoint[Any]] = {
+    **PLAN_POINTS,
+    **{point.name: point for point in (AVAILABILITY_LAW, DATA_SOURCE, PARTITION, FAILURE_LAW)},
+}
+"""What a scenario and its plan may name of other packages, by its name."""
+
+
+def register(kind: str, name: str, factory: Callable[..., Any]) -> None:
+    """Let scenarios and plans name a function by this short name, in this process, without a list
+    of modules.
+
+    ``kind``: a key of ``POINTS``, such as ``failure law`` or ``aggregator``. ``factory``: a
+    function with keyword parameters that returns one. Worker processes do not know the name: where
+    there are several, a data source or a partition is named ``module:function``. Raises
+    ExtensionError, a ValueError, on another kind, or a name that is taken.
+    """
+    extensions.register(find_point(POINTS, kind), name, factory)
 
 
 def own(point: ExtensionPoint[T], name: str, parameters: Mapping[str, Any] | None, where: str) -> T:
