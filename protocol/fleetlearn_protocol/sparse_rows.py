@@ -9,7 +9,8 @@ table with the chosen rows alone, ascending: the *selected* elements of the mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -188,31 +189,25 @@ def check_selection(selection: ContentSelection, size: int) -> None:
             raise ProtocolError(Code.BAD_MESSAGE, text)
 
 
-def stretches(selection: ContentSelection) -> Iterator[tuple[int, int]]:
-    """Yield (first byte, bytes) of each stretch that is selected, in order. Rows that follow each
-    other are one."""
-    rows = rows_of(selection)
-    breaks = np.flatnonzero(np.diff(rows, prepend=-2) > 1)
-    runs = [*zip(rows[breaks].tolist(), np.diff([*breaks, len(rows)]).tolist(), strict=True)]
-    for piece in selection.pieces:
-        if not piece.chosen:
-            yield piece.begin, piece.size
+def select_bytes(
+    read: Callable[[int, int], Buffer], selection: ContentSelection, near: int
+) -> bytes:
+    """Return the selected bytes of a content of which ``read`` returns some: from a first one on,
+    how many. Rows with at most ``near`` bytes between them are read together with these."""
+    rows, parts = rows_of(selection), list[Buffer]()
+    for begin, size, chosen in map(msgspec.structs.astuple, selection.pieces):
+        if not chosen:
+            parts.append(read(begin, size))
             continue
-        for first, count in runs:
-            yield piece.begin + first * piece.size, count * piece.size
-
-
-def select_bytes(content: Buffer, selection: ContentSelection) -> bytes:
-    """Return the selected bytes of a content that is in memory."""
-    whole, rows = np.frombuffer(content, np.uint8), rows_of(selection)
-    parts = []
-    for piece in selection.pieces:
-        if not piece.chosen:
-            parts.append(whole[piece.begin : piece.begin + piece.size])
-        elif len(rows):
-            table = whole[piece.begin : piece.begin + piece.size * (int(rows[-1]) + 1)]
-            parts.append(table.reshape(-1, piece.size)[rows].reshape(-1))
-    return np.concatenate(parts).tobytes() if parts else b""
+        breaks = np.flatnonzero((np.diff(rows) - 1) * size > near) + 1
+        for first, end in pairwise([0, *breaks.tolist(), len(rows)] if len(rows) else []):
+            start, last = int(rows[first]), int(rows[end - 1])
+            window = read(begin + start * size, (last + 1 - start) * size)
+            if last - start >= end - first:  # some are left out
+                table = np.frombuffer(window, np.uint8).reshape(-1, size)
+                window = table[rows[first:end] - start].tobytes()
+            parts.append(window)
+    return b"".join(parts)
 
 
 def elements_in(report: Report, elements_of: Callable[[str], int]) -> Callable[[str], int]:

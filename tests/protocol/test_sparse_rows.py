@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import msgspec
 import numpy as np
 import pytest
@@ -36,7 +38,6 @@ from fleetlearn_protocol.sparse_rows import (
     select_bytes,
     selected_bytes,
     selection_of,
-    stretches,
     sub_manifest,
     touched_rows,
     with_row_elements,
@@ -105,17 +106,23 @@ def test_bytes_are_selected_as_elements_are() -> None:
     check_selection(selection, len(content))
     assert np.array_equal(rows_of(selection), SOME)
     expected = select(VECTOR, LAYOUT, SOME).tobytes()
-    assert select_bytes(content, selection) == expected
-    found = [*stretches(selection)]
-    assert b"".join(content[begin : begin + size] for begin, size in found) == expected
-    assert len(found) == 2 + 2 * 4
+    for near, reads in ((0, 2 + 2 * 4), (100, 2 + 2 * 3), (10_000, 2 + 2)):
+        read = Mock(side_effect=lambda begin, size: content[begin : begin + size])
+        assert select_bytes(read, selection, near) == expected
+        assert read.call_count == reads
     assert selected_bytes(selection) == len(expected)
 
 
 def test_no_row_is_selected() -> None:
     selection = selection_of(LAYOUT, SOME[:0], 4)
-    assert select_bytes(VECTOR.tobytes(), selection) == VECTOR[[0, 1, 2, 403, 404]].tobytes()
-    assert [*stretches(selection)] == [(0, 12), (4 * 403, 8)]
+    content, reads = VECTOR.tobytes(), list[tuple[int, int]]()
+
+    def read(begin: int, size: int) -> bytes:
+        reads.append((begin, size))
+        return content[begin : begin + size]
+
+    assert select_bytes(read, selection, 0) == VECTOR[[0, 1, 2, 403, 404]].tobytes()
+    assert reads == [(0, 12), (4 * 403, 8)]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ from fleetlearn_protocol.messages import (
     Waiting,
     encode,
 )
-from fleetlearn_protocol.vector import digest
 from msgspec import structs
 from websockets.frames import CloseCode
 
@@ -59,6 +58,7 @@ from fleetlearn_coordinator.network.peer_log import ConnectionLog, say_seldom
 from fleetlearn_coordinator.network.transfers.contents import (
     Contents,
     FramedContent,
+    SelectedContent,
     StoredContent,
 )
 from fleetlearn_coordinator.network.transfers.downloads import Download, Downloads
@@ -468,15 +468,18 @@ class ConnectionDriver:
         transport = connection.transport
         try:
             end = start.size if start.end is None else start.end
-            await self._wait_for_budget(download, end - start.offset)
-            await self._take_turn(download, port)
-            said = Content(content.transfer, start.sha256, start.size, start.offset, start.end)
+            size = end - start.offset
             if start.selection is not None:
-                pieces = content.select(start.selection)
-                said = structs.replace(said, selected=digest(pieces))
-                content = FramedContent(content.transfer, pieces)
+                download.pieces = SelectedContent(content, start.selection)
+                size = download.pieces.size  # all are made, whatever part of them is wanted
+            await self._wait_for_budget(download, size)
+            selected = await self._begin_turn(download, port)
+            said = Content(content.transfer, start.sha256, start.size, start.offset, start.end)
+            if selected is not None:
+                connection.downloads.tokens -= size - (end - start.offset)
+                said = structs.replace(said, selected=selected)
             self._send(said)
-            for frame in content.frames(start.offset, end):
+            for frame in (download.pieces or content).frames(start.offset, end):
                 if connection.paused:
                     await self._drain()
                 else:
@@ -484,7 +487,7 @@ class ConnectionDriver:
                     await asyncio.sleep(0)
                 conversation.seen = now = loop.time()  # a device that takes chunks is not silent
                 if not download.turn.is_set():
-                    await self._take_turn(download, port)
+                    await self._begin_turn(download, port)
                 if not connection.open:
                     return
                 transport.write(frame)
@@ -510,6 +513,17 @@ class ConnectionDriver:
         while wait := budget.wait(self._loop.time(), least=needed):
             self.send(Waiting(sha256=download.sha256))
             await asyncio.sleep(min(wait, WAITING_INTERVAL))
+
+    async def _begin_turn(self, download: Download, port: Port) -> str | None:
+        """Wait for a place, and make the pieces that are to be sent, if not all is. Returns their
+        SHA-256. Raises OSError."""
+        while True:
+            await self._take_turn(download, port)
+            selected = None if download.pieces is None else await download.pieces.make()
+            if download.turn.is_set():
+                return selected
+            if download.pieces is not None:
+                download.pieces.drop()
 
     async def _take_turn(self, download: Download, port: Port) -> None:
         """Wait for a place. First wait until the device has read what was sent: before, it could

@@ -558,7 +558,7 @@ async def test_a_gateway_that_says_what_is_not_in_the_store_ends_no_run(
                 begun = BegunUpload("a", report.task, report.parts, number, 0, {}, {})
                 said = wire.AskKeep(1, begun)
             host.gateways[2000].received(wire.encode_batch([said]))
-            await until(lambda heard=bus: heard.closed)  # type: ignore[misc]
+            await until(lambda heard=bus: heard.closed)
             (refused,) = (each for each in bus.said if isinstance(each, wire.GatewayRefused))
             assert why in refused.text
             assert not engine.accepted

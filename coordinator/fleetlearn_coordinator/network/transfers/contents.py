@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -11,7 +12,8 @@ from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk, pack_chunks
 from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.messages import ContentSelection
-from fleetlearn_protocol.sparse_rows import select_bytes, stretches
+from fleetlearn_protocol.sparse_rows import select_bytes, selected_bytes
+from fleetlearn_protocol.vector import digest
 from websockets.frames import Frame, Opcode
 
 from fleetlearn_coordinator.storage.blobs import StoredBytes
@@ -23,6 +25,11 @@ bundle is a zip."""
 
 READ_AT_ONCE = 2**22
 """Bytes of an older vector that are copied at a time: whole elements."""
+
+
+NEAR = 2**12
+"""Most bytes between two selected rows that are read with them: to read as many takes as long as to
+read once more."""
 
 
 class FramedContent:
@@ -37,10 +44,6 @@ class FramedContent:
     def read(self, begin: int, size: int) -> Buffer:
         """Return ``size`` bytes from ``begin`` on, or fewer where the content ends."""
         return self._content[begin : begin + size]
-
-    def select(self, selection: ContentSelection) -> bytes:
-        """Return the bytes of these pieces, which ``check_selection`` lets pass."""
-        return select_bytes(self._content, selection)
 
     def frames(self, offset: int, end: int | None = None) -> Iterator[bytes]:
         """Yield the content from ``offset`` on as WebSocket frames, ready for the wire. ``end``:
@@ -86,11 +89,6 @@ class StoredContent:
             payload = self.read(place, min(CHUNK_BYTES, end - place))
             yield wire(pack_chunk(self.transfer, place, payload))
 
-    def select(self, selection: ContentSelection) -> bytes:
-        """Return the bytes of these pieces, which ``check_selection`` lets pass. Raises OSError if
-        the file has become shorter."""
-        return b"".join(self.read(begin, size) for begin, size in stretches(selection))
-
     def read(self, begin: int, size: int) -> Buffer:
         """Return ``size`` bytes from ``begin`` on, or fewer where the content ends. Raises OSError
         if the file has become shorter."""
@@ -109,6 +107,40 @@ class StoredContent:
         first, end = place // 2, (place + size + 1) // 2  # a device may have half of an element
         exact = self._content.read(4 * first, 4 * (end - first))
         return self._encoding.encode(FLOAT32.decode(exact))[place - 2 * first :][:size]
+
+
+class SelectedContent:
+    """The pieces of a content that one device wants, which ``check_selection`` let pass.
+
+    Making them takes time, and they take memory. So they are made in a thread, and are here only
+    while the device's download has a place."""
+
+    def __init__(self, content: FramedContent | StoredContent, selection: ContentSelection) -> None:
+        self.transfer, self.size = content.transfer, selected_bytes(selection)
+        self._content, self._selection = content, selection
+        self._near = NEAR if isinstance(content, StoredContent) else content.size
+        self._pieces = b""
+
+    async def make(self) -> str:
+        """Have the pieces here. Returns their SHA-256. Raises OSError if a file has become
+        shorter."""
+        return await asyncio.to_thread(self._make)
+
+    def _make(self) -> str:
+        self._pieces = select_bytes(self._content.read, self._selection, self._near)
+        return digest(self._pieces)
+
+    def drop(self) -> None:
+        """The pieces are made again before they are read again."""
+        self._pieces = b""
+
+    def frames(self, offset: int, end: int | None = None) -> Iterator[bytes]:
+        """Yield the pieces from ``offset`` on as WebSocket frames. ``end``: up to there; None: to
+        their end."""
+        end = self.size if end is None else end
+        for place in range(offset, end, CHUNK_BYTES):
+            payload = self._pieces[place : min(end, place + CHUNK_BYTES)]
+            yield wire(pack_chunk(self.transfer, place, payload))
 
 
 def wire(message: bytes) -> bytes:

@@ -12,6 +12,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from fleetlearn_coordinator.conversation.places import Places, Turn
+from fleetlearn_coordinator.network.transfers.contents import SelectedContent
 
 STALLED_PER_PLACE = 8
 """Downloads with unread bytes and without a place, for each place."""
@@ -27,6 +28,8 @@ class Download(Turn):
     """Bytes written to the transport."""
     turn: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while the download has a place."""
+    pieces: SelectedContent | None = None
+    """What is sent, where the device wants pieces of the content alone."""
     task: asyncio.Task[None] | None = None
     """The asyncio task that sends the content."""
 
@@ -60,6 +63,8 @@ class Downloads:
             download.turn.set()
             if loser is not None:
                 loser.turn.clear()
+                if loser.pieces is not None:
+                    loser.pieces.drop()
                 self._stalled[loser] = None
         if len(self._stalled) > STALLED_PER_PLACE * self.places.limit:
             oldest = next(iter(self._stalled))

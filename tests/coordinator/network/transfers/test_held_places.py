@@ -14,6 +14,7 @@ import pytest
 from fleetlearn_coordinator import Plan
 from fleetlearn_coordinator.network.driver import ConnectionDriver
 from fleetlearn_coordinator.network.transfers.contents import FramedContent as Served
+from fleetlearn_coordinator.network.transfers.contents import SelectedContent
 from fleetlearn_coordinator.network.transfers.downloads import Download
 from fleetlearn_coordinator.service.server import RunServer
 from fleetlearn_protocol import Code
@@ -24,16 +25,19 @@ from fleetlearn_protocol.messages import (
     Accepted,
     Cancel,
     Content,
+    ContentSelection,
     Failed,
     Fetch,
     Grant,
     Held,
+    Piece,
     Refused,
     Task,
     Uploaded,
     Waiting,
     decode_from_coordinator,
 )
+from fleetlearn_protocol.sparse_rows import rows_of
 from peers import SIZE, Peer, PlanMaker, fleet, plan_text, report_of, update_of, write_test_bundle
 
 WINDOW = 0.2
@@ -246,11 +250,13 @@ async def test_a_slow_device_among_crawlers_brings_its_update_in_the_end(
             crawler.cancel()
 
 
-async def stop_reading(coordinator: RunServer, peer: Peer, sha256: str) -> Download:
+async def stop_reading(
+    coordinator: RunServer, peer: Peer, sha256: str, selection: ContentSelection | None = None
+) -> Download:
     """Fetch and read nothing, until the coordinator can write no more; the download that is
     stuck."""
     peer.connection.transport.pause_reading()
-    await peer.send(Fetch(sha256))
+    await peer.send(Fetch(sha256, selection=selection))
     driver = coordinator.host.devices[peer.name]
     await until(lambda: driver.blocked is not None and driver.download is not None)
     assert driver.download is not None
@@ -312,6 +318,29 @@ async def test_a_download_that_lost_its_place_goes_on_where_it_was(
         assert not stuck.turn.is_set()
         a.connection.transport.resume_reading()
         assert await read_content(a) == coordinator.run.models.newest.model.tobytes()
+
+
+@run_async
+async def test_the_pieces_of_a_download_without_a_place_are_in_no_memory(
+    make_large_plan: PlanMaker,
+) -> None:
+    """Devices that read slowly would fill it: each may have selected other pieces."""
+    plan = make_large_plan()
+    async with fleet(plan, downloads=1) as (coordinator, join):
+        a, b = await join("a"), await join("b")
+        tasks = [await a.task(), await b.task()]
+        odd = ContentSelection((Piece(0, CHUNK_BYTES, True),), (0, 1, *[0] * 125))
+        model = coordinator.run.models.newest.model.tobytes()
+        sha256 = tasks[0].vector("model").sha256
+        stuck = await stop_reading(coordinator, a, sha256, odd)
+        assert stuck.turn.is_set()
+        assert len(await fetch(b, sha256)) == 4 * LARGE
+        (selected,) = (each for each in gc.get_objects() if type(each) is SelectedContent)
+        await until(lambda: selected._pieces == b"")
+        a.connection.transport.resume_reading()
+        assert await read_content(a) == b"".join(
+            model[CHUNK_BYTES * row : CHUNK_BYTES * (row + 1)] for row in rows_of(odd)
+        )
 
 
 @run_async
