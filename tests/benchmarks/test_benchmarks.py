@@ -891,3 +891,17 @@ def test_movielens(tmp_path: Path) -> None:
     assert whole["up"] == whole["down"] > 60 * rows["down"]
     assert coded["up"] < touched["up"] / 2
     assert touched["rmse"][-1] < touched["rmse"][0]
+
+
+@pytest.mark.slow
+def test_motion(tmp_path: Path) -> None:
+    if not is_installed(Source("seglearn", "1.2.5", "", "")):
+        pytest.skip("the package seglearn is not installed: make .venv/.studies")
+    figure = tmp_path / "motion.svg"
+    found = figures(tmp_path, "studies/motion.py", "--quick", "--figures", str(tmp_path))
+    assert figure.read_text().startswith("<?xml")
+    (shared,), (own,) = found["fedavg"], found["fedbn"]
+    assert len(shared["trained"]) == len(own["trained"]) == 9
+    chance = 1 / 7
+    assert min(np.mean(shared["trained"]), np.mean(own["trained"])) > 2 * chance
+    assert shared["newcomer_after"] > 2 * chance
