@@ -23,7 +23,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
@@ -234,7 +234,7 @@ def find(point: ExtensionPoint[Any], name: str, where: str) -> Factory:
         )
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end itself as it is imported
         raise ExtensionError(
             f"{where} = {name!r}: the module {module_name} cannot be imported: {in_one_line(error)}"
         ) from error
@@ -244,7 +244,21 @@ def find(point: ExtensionPoint[Any], name: str, where: str) -> Factory:
         raise ExtensionError(
             f"{where} = {name!r}: {file} has no function {function}; expected {_expected(point)}"
         )
+    home = _home(factory)
+    if not _is_allowed(home):  # subprocess.Popen, say, which the module uses
+        raise ExtensionError(
+            f"{where} = {name!r}: {module_name} imports {function} from {home or 'elsewhere'}, "
+            "which is not listed: a plan could call whatever a listed module uses. Define a "
+            "function in the module, or list that one too"
+        )
     return factory  # type: ignore[no-any-return]  # callable() says no more
+
+
+def _home(factory: Any) -> str:
+    """Return the module in which a function, a class or what a class calls was defined."""
+    while isinstance(factory, partial):
+        factory = factory.func
+    return getattr(factory, "__module__", None) or ""
 
 
 def origin(point: ExtensionPoint[Any], name: str, where: str) -> Origin:
@@ -252,7 +266,9 @@ def origin(point: ExtensionPoint[Any], name: str, where: str) -> Origin:
     factory = find(point, name, where)
     module = inspect.getmodule(factory)
     file = None if module is None else getattr(module, "__file__", None)
-    source = "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    source = ""
+    with suppress(OSError):  # a module in an archive has no file of its own
+        source = "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
     root = "" if module is None else module.__name__.partition(".")[0]
     found = metadata.packages_distributions().get(root, [])
     return Origin(name, metadata.version(found[0]) if found else "", source)

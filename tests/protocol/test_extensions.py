@@ -6,6 +6,7 @@ import hashlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from fleetlearn_protocol import extensions
@@ -239,3 +240,41 @@ def test_a_function_with_other_arguments_or_parameters_is_refused(
 def test_what_has_no_signature_is_no_function() -> None:
     with pytest.raises(ExtensionError, match="what is no function that can be called"):
         extensions.bind(7, ("state",), {}, "what")  # type: ignore[arg-type]
+
+
+def test_what_a_listed_module_only_uses_cannot_be_named(folder: Path) -> None:
+    """Whoever writes plans could have any command run by Popen, of a module that imports it."""
+    (folder / "lucky_user.py").write_text(
+        "from functools import partial\nfrom subprocess import Popen\nfrom os import system\n"
+        "from lucky_numbers import plain, scaled\nfrom lucky_package.inner import plain as inner\n"
+        "thrice = partial(scaled, by=3)\n"
+    )
+    extensions.allow(["lucky_user"], folder)
+    made = folder / "made"
+    for name, parameters in (
+        ("Popen", {"args": ["touch", str(made)]}),
+        ("system", {"command": f"touch {made}"}),
+        ("partial", {}),
+        ("plain", {}),
+        ("thrice", {}),
+    ):
+        with pytest.raises(ExtensionError, match=f"lucky_user imports {name} from"):
+            extensions.make(ExtensionPoint("thing", object), f"lucky_user:{name}", parameters, "x")
+    assert not made.exists()
+    extensions.allow(["lucky_numbers", "lucky_package"])
+    assert [make(f"lucky_user:{name}") for name in ("plain", "inner", "thrice")] == [7, 8, 6]
+
+
+def test_a_script_that_ends_itself_ends_no_process(folder: Path) -> None:
+    (folder / "lucky_script.py").write_text("import sys\nsys.exit()\ndef plain(): return 7\n")
+    extensions.allow(["lucky_script"], folder)
+    with pytest.raises(ExtensionError, match="lucky_script cannot be imported: SystemExit"):
+        make("lucky_script:plain")
+
+
+def test_a_module_in_an_archive_has_no_file(folder: Path) -> None:
+    with ZipFile(folder / "lucky.zip", "w") as archive:
+        archive.writestr("lucky_archived.py", SOURCE)
+    extensions.allow(["lucky_archived"], folder / "lucky.zip")
+    assert make("lucky_archived:plain") == 7
+    assert extensions.origin(NUMBER, "lucky_archived:plain", WHERE).source == ""
