@@ -318,6 +318,12 @@ class RunServer:
             return Announced(wanted=False)
         now = self.clock.read(now)
         self._carry_out(self.engine.announce(device, report.task, report.round, now), now)
+        self._check_report(report)
+        begun = self.run.begun.take(report.task, report.parts)
+        return Announced(wanted=True, begun=begun)
+
+    def _check_report(self, report: Report) -> None:
+        """Raise ProtocolError unless the report is one that its task asked for."""
         plan, encodings = self.run.plan, {part.name: part.encoding for part in report.parts}
         has_rows = encodings.pop(ROWS, None) is not None
         exact = all(encoding == FLOAT32.name for encoding in encodings.values())
@@ -332,8 +338,6 @@ class RunServer:
             check_masked(report, secure, self.engine.round_of(report.task), epochs)
         elif report.round > self._planned_before:
             check_work(report, epochs)
-        begun = self.run.begun.take(report.task, report.parts)
-        return Announced(wanted=True, begun=begun)
 
     def keep_upload(self, device: str, begun: BegunUpload) -> None:
         if self.engine.leases.get(device) == begun.task:
@@ -386,6 +390,8 @@ class RunServer:
             raise ProtocolError(
                 Code.STALE_ROUND, f"round {report.round} ended before the update was here"
             )
+        # once more, as a gateway may ask to save what was not announced to this process
+        self._check_report(report)
         self.run.save_update(device, report, spool, largest, self.clock.now())
 
     def count_report(self, device: str, task: str, now: float) -> None:

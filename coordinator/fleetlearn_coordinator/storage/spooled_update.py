@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from fleetlearn_protocol.computations.layout import Sums
@@ -95,19 +96,25 @@ def spooled_parts(
     ``elements``: part -> how many it has. The rows that an update has are a part of it. Raises
     ProtocolError (bad-encoding, out-of-range) where they do not ascend, or are none of the
     tables'."""
-    parts, begin, rows = dict[str, SpooledUpdate](), 0, None
     own = elements_in(report, elements.__getitem__)
-    for part in report.parts:
-        if part.name == ROWS:
-            (content,) = blobs.read_spool_file(spool_file, part.size, begin, part_bytes=part.size)
-            rows = rows_from_bytes(content)
-            if rows.size and rows[-1] >= elements[ROWS]:
-                text = f"row {rows[-1]} was named; the tables have 0 to {elements[ROWS] - 1}"
-                raise ProtocolError(Code.OUT_OF_RANGE, text)
-        elif part.name == UPDATE and rows is not None:
-            count = own(part.name)
-            parts[part.name] = SpooledRows(blobs, spool_file, part, begin, count, rows)
-        else:
-            parts[part.name] = SpooledUpdate(blobs, spool_file, part, begin, own(part.name))
-        begin += part.size
+    begins = accumulate((part.size for part in report.parts), initial=0)
+    parts = {
+        part.name: SpooledUpdate(blobs, spool_file, part, begin, own(part.name))
+        for part, begin in zip(report.parts, begins, strict=False)
+    }
+    of_rows = parts.pop(ROWS, None)  # before the update or behind it, as the device likes
+    if of_rows is not None and (update := parts.get(UPDATE)) is not None:
+        rows = _read_rows(of_rows, elements[ROWS])
+        place = blobs, spool_file, update.part, update.begin, update.elements
+        parts[UPDATE] = SpooledRows(*place, rows)
     return parts
+
+
+def _read_rows(of_rows: SpooledUpdate, count: int) -> Rows:
+    blobs, size, begin = of_rows.blobs, of_rows.part.size, of_rows.begin
+    (content,) = blobs.read_spool_file(of_rows.spool_file, size, begin, part_bytes=size)
+    rows = rows_from_bytes(content)
+    if rows.size and rows[-1] >= count:
+        text = f"row {rows[-1]} was named; the tables have 0 to {count - 1}"
+        raise ProtocolError(Code.OUT_OF_RANGE, text)
+    return rows
