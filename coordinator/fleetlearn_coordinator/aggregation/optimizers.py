@@ -230,8 +230,8 @@ def own_optimizer(name: str, made: Optimizer, table: Iterable[Parameter] = ()) -
     def step(delta: Block, state: dict[str, Block], share: float) -> Block:
         delta.flags.writeable = False  # a copy of this step's: nobody else has it
         try:
-            moved = np.asarray(made.step(delta, state, share), np.float64)
-            shapes = {slot: np.shape(values) for slot, values in state.items()}
+            moved = real(made.step(delta, state, share))
+            shapes = {slot: real(values).shape for slot, values in state.items()}
         except Exception as error:
             raise FleetError(
                 Code.BAD_MESSAGE, f"server.optimizer failed: {in_one_line(error)}"
@@ -246,6 +246,15 @@ def own_optimizer(name: str, made: Optimizer, table: Iterable[Parameter] = ()) -
         return moved
 
     return made._replace(name=name, step=step, buffers=buffers_of(table))
+
+
+def real(values: object) -> Block:
+    """Return what another package's function made, as float64. Raises TypeError where these are no
+    real numbers: NumPy would drop imaginary parts, and read text."""
+    found = np.asarray(values)
+    if not np.can_cast(found.dtype, np.float64):
+        raise TypeError(f"an array of {found.dtype} was made; expected float64")
+    return found.astype(np.float64, copy=False)
 
 
 def buffers_of(table: Iterable[Parameter]) -> list[slice]:

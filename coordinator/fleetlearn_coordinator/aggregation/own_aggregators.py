@@ -17,6 +17,7 @@ from fleetlearn_protocol.user_errors import in_one_line
 from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation.aggregators import Aggregator, kept_aggregator
+from fleetlearn_coordinator.aggregation.optimizers import real
 from fleetlearn_coordinator.aggregation.robust import coordinatewise, distances
 from fleetlearn_coordinator.aggregation.robust.kept_updates import KeptUpdates
 
@@ -90,7 +91,7 @@ def own_aggregator(
 def _combined(combine: Combine, kept: KeptUpdates) -> Floats:
     """Raises FleetError where the function fails, or returns what is no change of the model."""
     try:
-        made = np.asarray(combine(RoundUpdates(kept)), np.float64)
+        made = real(combine(RoundUpdates(kept)))
     except Exception as error:
         raise FleetError(Code.BAD_MESSAGE, f"{WHERE} failed: {in_one_line(error)}") from error
     if made.shape != (kept.size,):

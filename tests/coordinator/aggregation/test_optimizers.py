@@ -2,6 +2,7 @@
 
 import math
 from math import sqrt
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fleetlearn_coordinator.aggregation.optimizers import (
     State,
     defaults,
     make,
+    own_optimizer,
 )
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.manifest import Parameter
@@ -274,3 +276,20 @@ def test_buffers_and_their_state_stay_as_they_are(name: str) -> None:
         )
     for slot, values in state.items():
         assert values[1:3].tolist() == ours.init(start)[slot][1:3].tolist()
+
+
+@pytest.mark.parametrize("values", [np.full(3, "x"), np.full(3, 1j), np.full(3, None)])
+def test_an_own_optimizers_numbers_are_real(values: Any) -> None:
+    """NumPy drops imaginary parts with a warning, and says of text no more than that it is none."""
+
+    def moves(delta: Any, state: Any, share: float) -> Any:
+        return values
+
+    def keeps(delta: Any, state: Any, share: float) -> Any:
+        state["m"] = values
+        return delta
+
+    for step in (moves, keeps):
+        own = own_optimizer("mine", Optimizer("mine", {"m": 0.0}, step))
+        with pytest.raises(FleetError, match=r"server\.optimizer failed: TypeError: an array of"):
+            own.step(np.zeros(3), {"m": np.zeros(3)}, 1.0)
