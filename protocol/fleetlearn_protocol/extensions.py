@@ -147,8 +147,12 @@ def names(point: ExtensionPoint[Any]) -> list[str]:
 
 
 def is_extension(point: ExtensionPoint[Any], name: object) -> bool:
-    """Return whether the name is an extension's: one with a colon, or a known short one."""
-    return isinstance(name, str) and (":" in name or name in names(point))
+    """Return whether the name is an extension's: one with a colon, or a known short one. That of
+    an installed package is known before its module is listed, so that a plan can be read without
+    the service file; ``find`` refuses it then. Nothing is imported."""
+    if not isinstance(name, str):
+        return False
+    return ":" in name or name in _registered(point) or name in _installed(point)
 
 
 def make(point: ExtensionPoint[T], name: str, parameters: Mapping[str, Any], where: str) -> T:
@@ -220,8 +224,7 @@ def find(point: ExtensionPoint[Any], name: str, where: str) -> Factory:
     registered = _registered(point)
     if name in registered:
         return registered[name]
-    entry_points = _entry_points(point)
-    target = entry_points.get(name, name)
+    target = _entry_points(point).get(name) or _installed(point).get(name, name)
     if not _NAME.fullmatch(target):
         takes = "one such as my_package:my_function"
         raise ExtensionError(f"{where} = {name!r} is no extension's name; it takes {takes}")
@@ -299,12 +302,15 @@ def _registered(point: ExtensionPoint[Any]) -> dict[str, Factory]:
 
 def _entry_points(point: ExtensionPoint[Any]) -> dict[str, str]:
     """Return short name -> module:function, of installed packages whose modules are listed."""
-    if not _known.modules:
-        return {}
+    return _installed(point, of_listed=True) if _known.modules else {}
+
+
+def _installed(point: ExtensionPoint[Any], of_listed: bool = False) -> dict[str, str]:
+    """Return short name -> module:function, of all installed packages, or of listed modules."""
     return {
         each.name: each.value
         for each in metadata.entry_points(group=point.group)
-        if _is_allowed(each.module)
+        if not of_listed or _is_allowed(each.module)
     }
 
 

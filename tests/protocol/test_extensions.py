@@ -167,6 +167,10 @@ def test_entry_points_of_listed_modules_have_short_names(folder: Path) -> None:
     )
     extensions.allow([], folder)
     assert extensions.names(NUMBER) == []
+    assert extensions.is_extension(NUMBER, "seven")  # a plan is read before modules are listed
+    assert not extensions.is_extension(NUMBER, "eight")
+    with pytest.raises(ExtensionError, match="the module lucky_numbers is not allowed here"):
+        make("seven")
     extensions.allow(["lucky_numbers"])
     assert extensions.names(NUMBER) == ["seven"]
     assert make("seven") == 7

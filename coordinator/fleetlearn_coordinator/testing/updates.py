@@ -61,8 +61,9 @@ def check_optimizer(optimizer: Optimizer) -> None:
 
     It moves the trained parameters by finite numbers and leaves buffers alone; its state has the
     slots that it began with; the same inputs give the same bits, also where the state was saved and
-    loaded in between, and where the model is longer than a block; nothing that it was given is
-    changed; a mean update of zeros moves a new model nowhere.
+    loaded in between, and where the model is longer than a block; each element moves the same
+    whatever its neighbours are; nothing that it was given is changed; a mean update of zeros moves
+    a new model nowhere.
     """
     for size in (7, 100_000):
         optimizer_here = own_optimizer("the optimizer", optimizer)._replace(buffers=[slice(2, 4)])
@@ -81,6 +82,17 @@ def check_optimizer(optimizer: Optimizer) -> None:
         for slot in state:
             assert _bits(state[slot]) == _bits(other[slot]), f"its state {slot} differs too"
         assert (one[2:4] == model[2:4]).all(), "it moved the buffers"
+        few = 5  # the first elements alone: block by block it sees other neighbours
+        part = _moved(
+            optimizer_here,
+            optimizer_here.init(model[:few]),
+            model[:few],
+            [delta[:few] for delta in deltas],
+        )[0]
+        assert np.allclose(part, one[:few], rtol=1e-5, atol=1e-6), (
+            f"it moves {few} elements otherwise where they are part of {size}: a step is asked for "
+            "one block of the model at a time, and must work element by element"
+        )
     still = optimizer_here.apply(optimizer_here.init(model), np.zeros(size), model)[1]
     assert (still == model).all(), "a mean update of zeros moved a new model"
 

@@ -138,6 +138,10 @@ def loses_slot(delta: Any, state: Any, share: float) -> Any:
     return delta
 
 
+def shortens_blocks(delta: Any, state: Any, share: float) -> Any:
+    return delta / max(1.0, float(np.linalg.norm(delta)))
+
+
 def drifts(delta: Any, state: Any, share: float) -> Any:
     return delta + 0.5
 
@@ -148,6 +152,7 @@ def drifts(delta: Any, state: Any, share: float) -> Any:
         (remembers_outside(), "must be in the slots of its state"),
         (Optimizer("o", {}, adds_in_place), "read-only"),
         (Optimizer("o", {"v": 0.0}, loses_slot), "a state of {}; expected"),
+        (Optimizer("o", {}, shortens_blocks), "must work element by element"),
         (Optimizer("o", {}, drifts), "a mean update of zeros moved a new model"),
         (Optimizer("o", {}, lambda delta, state, share: delta[:3]), r"a move of shape \(3,\)"),
         (Optimizer("o", {}, lambda delta, state, share: delta * 1e300), "would make element"),
