@@ -166,7 +166,8 @@ class RunBehind:
 
     def sum_made(self, gateway: KnownGateway, message: wire.PartialSumMade) -> None:
         """The gateway has added up what it was given, or could not."""
-        if not gateway.apart or message.made is None:
+        is_awaited = message.number in self.adders.awaited
+        if not gateway.apart or message.made is None or not is_awaited:
             self.adders.made(message)
             return
         spool = self.spool

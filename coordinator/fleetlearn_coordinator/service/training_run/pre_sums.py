@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import randbits
+from typing import Any
 
 import numpy as np
 from fleetlearn_protocol.messages import BUFFERS
+from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation.open_round import OpenRound
 from fleetlearn_coordinator.aggregation.partial_sum import (
@@ -190,15 +192,29 @@ class PreSums:
         thread."""
         wanted = sums_to_make(arrived.round)
         assert wanted is not None
-        like = {name: np.empty(size, dtype) for name, dtype, size in arrived.made.layout}
         sums = make_sums(wanted)
         try:
-            sums.load_tensors(read_sum(arrived.file, like, arrived.made.crc32))
-        except (StoreError, OSError, ValueError, KeyError):
+            like = _room_for(arrived)
+            tensors = read_sum(arrived.file, like, arrived.made.crc32)
+            if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+                return None
+            sums.load_tensors(tensors)
+        except (StoreError, OSError, ValueError, KeyError, TypeError):
             return None
         finally:
             arrived.file.unlink(missing_ok=True)
         return sums
+
+
+def _room_for(arrived: ArrivedSum) -> dict[str, NDArray[Any]]:
+    """Return tensors like those of the file. Raises ValueError, TypeError where its layout is none:
+    a gateway on another machine may say anything; OSError."""
+    layout = [(name, np.dtype(dtype), size) for name, dtype, size in arrived.made.layout]
+    if any(dtype.kind not in "fiu" or size < 0 for _, dtype, size in layout):
+        raise ValueError("a partial sum has numbers alone")
+    if sum(dtype.itemsize * size for _, dtype, size in layout) != arrived.file.stat().st_size:
+        raise ValueError("the partial sum's file has another size than its layout")
+    return {name: np.empty(size, dtype) for name, dtype, size in layout}
 
 
 def _update_of(round: OpenRound, report: SpooledReport, columns: ReportColumns) -> UpdateToAdd:
