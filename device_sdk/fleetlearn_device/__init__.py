@@ -11,13 +11,22 @@ if TYPE_CHECKING:
     from fleetlearn_device.predictor import Predictor
     from fleetlearn_device.runtimes.open_runtime import open_runtime
     from fleetlearn_device.training.open_data import open_data
+    from fleetlearn_device.training.work import TaskOutcome, TaskWork
 
 # ONNX Runtime reads this when it is imported. Without it, wheels from 1.29 on report to their
 # vendor: while a device trains, it looks up the vendor's host again and again, and keeps an
 # identifier of the machine below ~/.cache.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-__all__ = ["BufferWriter", "Device", "Predictor", "open_data", "open_runtime"]
+__all__ = [
+    "BufferWriter",
+    "Device",
+    "Predictor",
+    "TaskOutcome",
+    "TaskWork",
+    "open_data",
+    "open_runtime",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -42,6 +51,10 @@ def __getattr__(name: str) -> Any:
         from fleetlearn_device.runtimes.open_runtime import open_runtime
 
         return open_runtime
+    if name in ("TaskOutcome", "TaskWork"):
+        from fleetlearn_device.training import work
+
+        return getattr(work, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

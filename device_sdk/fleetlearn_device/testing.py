@@ -1,4 +1,4 @@
-"""Checks for the authors of own functions, to be called from pytest.
+"""Checks for the authors of own functions and own local algorithms, to be called from pytest.
 
 from fleetlearn_device.testing import check_function
 
@@ -9,11 +9,14 @@ def test_my_function() -> None:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from fleetlearn_protocol.bundle import open_bundle
 from fleetlearn_protocol.computations.fixed_point import MOST
 from fleetlearn_protocol.computations.function_layout import (
     OWN,
@@ -78,6 +81,70 @@ def check_function(
     _check_rounding(settings, function, known, columns)
     if settings.calls == "batches":
         _check_parts(settings, whole, sums(*_divided(columns)))
+
+
+def check_algorithm(
+    function: Callable[..., Any],
+    bundle: str | os.PathLike[str],
+    data: Mapping[str, Array],
+    *,
+    parameters: Mapping[str, float] = MappingProxyType({}),
+    epochs: int = 2,
+    batch_size: int = 20,
+    **hyper: float,
+) -> None:
+    """Raise AssertionError where an own local algorithm does not do what devices expect of it.
+
+    bundle: the folder of a bundle with graphs. data: the device's examples, as ``Device`` takes
+    them. parameters: the function's. hyper: values of the bundle's step, such as lr.
+
+    Checked are that the update is finite, float32, of the model's shape and not 0 everywhere; that
+    the same seed gives the same bits in another runtime; that the round's model is not changed in
+    place; that the result counts the data's examples and at least one step; and that a training
+    which is told to stop ends.
+    """
+    # Late: ONNX Runtime takes a while.
+    from fleetlearn_device.runtimes.open_runtime import open_runtime
+    from fleetlearn_device.training.algorithms import UnsupportedError, run_algorithm
+    from fleetlearn_device.training.data import as_data
+    from fleetlearn_device.training.own_algorithm import checked
+    from fleetlearn_device.training.train import StoppedError, TrainingError
+    from fleetlearn_device.training.work import Inputs, TaskOutcome, TaskSettings
+
+    opened, examples = open_bundle(Path(bundle)), as_data(data)
+    name = getattr(function, "__qualname__", "function")
+    values = {**hyper, **parameters}
+    settings = TaskSettings(values, epochs, batch_size, seed=1, own=checked(name, function))
+
+    def outcome(settings: TaskSettings) -> TaskOutcome:
+        model = opened.parameters()[: opened.manifest.size]
+        runtime = open_runtime(opened, kind="onnx")
+        return run_algorithm("own", runtime, opened, examples, Inputs(model), settings)
+
+    try:
+        first, again = outcome(settings), outcome(settings)
+    except (UnsupportedError, TrainingError) as error:
+        raise AssertionError(str(error)) from error
+    update, result = first.parts["update"], first.result
+    assert np.array_equal(update, again.parts["update"]), (
+        f"{name}: another update of the same task and data. A device that dies trains again: what "
+        "is random is drawn from work.settings.seed"
+    )
+    assert update.any(), f"{name}: the update is 0; work.load() comes before work.train()"
+    assert result.examples == examples.examples, (
+        f"{name}: result.examples is {result.examples}, and the data have {examples.examples}"
+    )
+    assert result.steps > 0, f"{name}: result.steps is {result.steps}"
+    try:
+        outcome(settings._replace(should_stop=lambda: True))
+    except StoppedError:
+        return
+    except (UnsupportedError, TrainingError) as error:
+        raise AssertionError(f"{name}, told to stop: {error}") from error
+    raise AssertionError(
+        f"{name} went on after it was told to stop. work.train() ends by itself; around steps of "
+        "your own ask work.settings.should_stop()"
+    )
 
 
 def _settings(declaration: FunctionSums | str | os.PathLike[str]) -> FunctionSums:

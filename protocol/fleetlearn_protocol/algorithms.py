@@ -3,7 +3,7 @@ equations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from fleetlearn_protocol.computations.settings import KIND_NAMES
@@ -11,6 +11,10 @@ from fleetlearn_protocol.messages import CONTROL, MODEL, PLAIN, SUMS, UPDATE
 
 FEDMD = "fedmd"
 """Devices tell class scores of public examples; the bundle has these in place of graphs."""
+
+
+OWN = "own"
+"""Devices train by a function of their owner's, which `Task.function` names."""
 
 
 class Exchange(NamedTuple):
@@ -35,14 +39,15 @@ EXCHANGES = {
     "pfedme": Exchange(hyper=("inner_steps", "outer_lr")),
     "apfl": Exchange(hyper=("alpha", "adapt_alpha")),
     FEDMD: Exchange(hyper=("lr", "digest_lr", "digest_epochs", "temperature")),
+    OWN: Exchange(),
     **dict.fromkeys(KIND_NAMES, Exchange(parts=(SUMS,))),
 }
 """By the name in ``Task.algorithm``. Each of these vectors and parts has P float32 elements before
 it is encoded; the part ``sums`` of a computation has S whole numbers."""
 
 
-def of_step(algorithm: str, hyper: Mapping[str, float]) -> dict[str, float]:
+def of_step(algorithm: str, hyper: Mapping[str, float], step: Collection[str]) -> dict[str, float]:
     """Return a task's hyper-parameters without those of its algorithm: those of the bundle's
-    step."""
-    own = EXCHANGES[algorithm].hyper
+    step. ``step``: the names of all that the step takes; of an own algorithm it has the others."""
+    own = {*hyper} - {*step} if algorithm == OWN else EXCHANGES[algorithm].hyper
     return {name: value for name, value in hyper.items() if name not in own}

@@ -575,6 +575,9 @@ class Task(Message, frozen=True, tag="task"):
     schedule: StepSchedule | None = None
     """How the learning rate `lr` of `hyper` changes from step to step. null: it does not. It comes
     only to devices that speak version 3 of the protocol or a newer one."""
+    function: FunctionName | None = None
+    """Of the algorithm `own`: the function of the device's owner that trains, one of
+    `check-in.functions`. null: none."""
 
     def vector(self, name: str) -> VectorReference:
         """Return the vector of this name. Raises KeyError."""

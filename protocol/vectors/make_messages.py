@@ -117,6 +117,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
             reports=30,
         ),
         schedule=m.StepSchedule("cosine", 10, 0.25, 3, 0.5, 200, 0.001, 400),
+        function="my_package.rules:two_rates",
     ),
     "question": m.Question(
         task="t-e2-7",

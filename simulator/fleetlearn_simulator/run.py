@@ -53,7 +53,11 @@ from fleetlearn_simulator.results.run_folder import (
     write_whole,
 )
 from fleetlearn_simulator.results.secure_runs import secure_words
-from fleetlearn_simulator.scenario.own_algorithms import allow_plugins, own_algorithms
+from fleetlearn_simulator.scenario.own_algorithms import (
+    allow_plugins,
+    find_local_algorithm,
+    own_algorithms,
+)
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.choice import (
     BackendChoice,
@@ -237,6 +241,7 @@ def check_own_algorithms(scenario: Scenario) -> None:
     allow_plugins(scenario)
     availability_law(scenario)
     own_law(scenario)
+    find_local_algorithm(scenario)
     scenario.plan.check_own_rules(scenario.service)
 
 

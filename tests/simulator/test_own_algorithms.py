@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_coordinator import PastRound
-from fleetlearn_protocol import extensions
+from fleetlearn_protocol import extensions, open_bundle
 from fleetlearn_simulator import Options, Scenario, SimulatorError, simulate
 from fleetlearn_simulator.__main__ import app
 from fleetlearn_simulator.results.run_folder import read_json, read_rows
@@ -475,3 +475,27 @@ def stops_at(rounds: list[dict[str, Any]]) -> int:
         for number, row in enumerate(rounds, 1)
     ]
     return next(len(past[:end]) for end in range(1, len(past) + 1) if rule(past[:end]))
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_an_own_local_algorithm_trains_here_and_in_other_processes(
+    line: Path, tmp_path: Path, workers: int
+) -> None:
+    (tmp_path / "local_rules.py").write_text(BLOCKS["local_rules"])
+    local = {"algorithm": "local_rules:short", "parameters": {"longest": 1e-3}}
+    local |= {"epochs": 1, "batch_size": 10, "lr": 0.01, "evaluate": False}
+    path = scenario_file(tmp_path, line, plan__local=local)
+    refused = run(path)
+    assert refused.exit_code == 1
+    assert "plan.local.algorithm = 'local_rules:short': the module local_rules" in refused.stderr
+    found = Scenario.load(path, plugins=["local_rules"])
+    outcome = simulate(found, tmp_path / "a", Options(workers=workers))
+    summary = read_json(tmp_path / "a" / "summary.json")
+    assert summary["own"]["plan.local.algorithm"].startswith("local_rules:short ")
+    assert summary["backend"] == "bundle"
+    bundle = open_bundle(line)
+    change = outcome.model - bundle.parameters()[: outcome.model.size]
+    for places in bundle.manifest.buffers:
+        change[places] = 0.0
+    moved = float(np.linalg.norm(change))
+    assert 0 < moved < 3.01e-3, "three rounds of updates of 0.001"

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
+from fleetlearn_protocol.algorithms import OWN
+
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES
 from fleetlearn_coordinator.aggregation.robust.rules import DEFAULTS, RULES, Bounds, least_updates
@@ -117,6 +119,19 @@ def _refuse_unknown(key: str, name: object, table: Collection[str], what: str) -
 def _filled_local(local: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
     filled: dict[str, Any] = {**recipe.local, **local}
     algorithm = filled["algorithm"]
+    if isinstance(algorithm, str) and ":" in algorithm:
+        filled["function"], filled["algorithm"] = algorithm, OWN
+        algorithm = OWN
+    elif (algorithm == OWN) != ("function" in filled):
+        raise ValueError(
+            f"local.algorithm = {algorithm!r} and local.function = {filled.get('function')!r}: an "
+            'own algorithm is named by local.algorithm alone, such as "my_package:my_algorithm"'
+        )
+    if algorithm != OWN and "parameters" in filled:
+        raise ValueError(
+            f"local.parameters = {filled['parameters']!r} are for an own algorithm; here it is "
+            f'"{algorithm}", whose numbers are in [local.hyper]'
+        )
     _refuse_unknown("local.algorithm", algorithm, ALGORITHMS, "Algorithms")
     if algorithm != recipe.local["algorithm"] and "personal_epochs" not in local:
         filled.pop("personal_epochs", None)  # the recipe's is for its own algorithm

@@ -6,13 +6,15 @@ the devices' side; docs/algorithms/recipes.md has the equations.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
-from fleetlearn_protocol.algorithms import FEDMD
+from fleetlearn_protocol.algorithms import FEDMD, OWN
 from fleetlearn_protocol.computations.settings import KIND_NAMES
 from fleetlearn_protocol.messages import CONTROL
 
+LARGEST = sys.float_info.max
 Need = Literal["proximal", "contrastive", "correction"]
 """A switch of the bundle's step."""
 Personal = Literal["some", "normalisation", "in turns", "nothing"]
@@ -71,6 +73,8 @@ class LocalAlgorithm(NamedTuple):
     pulls: bool = True
     """Whether mu is in the training of what travels. False: only in that of what is the
     device's."""
+    own: bool = False
+    """Whether a function of each device's owner trains, of which nothing else is known."""
     hyper: Mapping[str, Own] = {}
     """Its own hyper-parameters, by the protocol's names: keys of [local.hyper]."""
     misfit: Callable[[Mapping[str, float]], str | None] = lambda hyper: None
@@ -141,11 +145,25 @@ ALGORITHMS: Mapping[str, LocalAlgorithm] = {
             "temperature": Own("a number from 0.01 to 100", 0.01, 100, default=1.0),
         },
     ),
+    OWN: LocalAlgorithm(sums_gradients=False, own=True),
     **dict.fromkeys(KIND_NAMES, LocalAlgorithm(computes=True)),
 }
 
 
+def with_parameters(parameters: Mapping[str, float]) -> LocalAlgorithm:
+    """Return what an own algorithm needs, whose function takes these parameters."""
+    kinds = {
+        name: Own("a finite number", -LARGEST, LARGEST, default=value)
+        for name, value in parameters.items()
+    }
+    return ALGORITHMS[OWN]._replace(hyper=kinds)
+
+
 def untied() -> str:
     """Return the algorithms whose devices keep no tied vectors, for people."""
-    names = [f'"{name}"' for name, algorithm in ALGORITHMS.items() if not algorithm.tied]
+    names = [
+        f'"{name}"'
+        for name, algorithm in ALGORITHMS.items()
+        if not (algorithm.tied or algorithm.own)
+    ]
     return f"{', '.join(names[:-1])} or {names[-1]}"

@@ -14,7 +14,11 @@ from msgspec import Meta
 from fleetlearn_coordinator.plan.clusters_section import ClustersSection
 from fleetlearn_coordinator.plan.distil_section import DistilSection
 from fleetlearn_coordinator.plan.family_section import FamilyMember, MemberName
-from fleetlearn_coordinator.plan.local_algorithms import ALGORITHMS, LocalAlgorithm
+from fleetlearn_coordinator.plan.local_algorithms import (
+    ALGORITHMS,
+    LocalAlgorithm,
+    with_parameters,
+)
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
 from fleetlearn_coordinator.plan.quality_section import QualitySection
 from fleetlearn_coordinator.plan.regions_section import RegionsSection
@@ -148,4 +152,6 @@ class PlanKeys(Section, frozen=True, kw_only=True):
     @property
     def algorithm(self) -> LocalAlgorithm:
         """What the devices' algorithm needs."""
+        if self.local.function is not None:
+            return with_parameters(self.local.parameters)
         return ALGORITHMS[self.local.algorithm]

@@ -60,6 +60,13 @@ UPDATE_RULES = (
         ),
     ),
     private_rule(
+        lambda plan, privacy: plan.algorithm.own,
+        lambda plan, privacy: (
+            f'local.algorithm = "{plan.local.function}" with [privacy]: nobody has shown what a '
+            "function of the devices' owners tells beside the noise. Use one of ours"
+        ),
+    ),
+    private_rule(
         lambda plan, privacy: plan.algorithm.tied,
         lambda plan, privacy: (
             f'local.algorithm = "{plan.local.algorithm}" with [privacy]: devices keep what their '

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fleetlearn_protocol.messages import MAX_EXAMPLES, Name, Number
+from fleetlearn_protocol.messages import MAX_EXAMPLES, FunctionName, Name, Number
 from msgspec import Meta
 
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES, MAX_WEIGHT
@@ -66,7 +66,12 @@ class Local(Section, frozen=True, kw_only=True):
     recipe's."""
     algorithm: str
     """What devices do beside plain training: plain, scaffold (option II of its paper),
-    scaffold-gradient (option I), feddyn, fedrep, ditto, pfedme, apfl. Default: the recipe's."""
+    scaffold-gradient (option I), feddyn, fedrep, ditto, pfedme, apfl; or a function of the
+    devices' owners, such as my_package:my_algorithm. Default: the recipe's."""
+    function: FunctionName | None = None
+    """Of algorithm = "own": the function. It is filled in where ``algorithm`` names one."""
+    parameters: dict[Name, Number] = msgspec.field(default_factory=dict)
+    """Of an own algorithm: the parameters of its function, by name."""
     personal_epochs: Positive | None = None
     """ditto and fedrep: passes over the device's data in which its personal model or parameters are
     trained by themselves. Default: the recipe's (fedrep 10), else as many as ``epochs``."""

@@ -97,6 +97,13 @@ SECURE_RULES = (
         ),
     ),
     _secure_rule(
+        lambda plan, secure: plan.algorithm.own,
+        lambda plan, secure: (
+            f'local.algorithm = "{plan.local.function}" with [secure]: nobody has shown what a '
+            "function of the devices' owners tells beside the mask. Use one of ours"
+        ),
+    ),
+    _secure_rule(
         lambda plan, secure: plan.algorithm.tied,
         lambda plan, secure: (
             f'local.algorithm = "{plan.local.algorithm}" with [secure]: devices keep what their '

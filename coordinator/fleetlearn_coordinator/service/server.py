@@ -257,7 +257,9 @@ class RunServer:
             return why
         if why := why_not_secure(self.run.tasks.secure, check_in):
             return why
-        if why := why_no_function(self.run.members.all[0].bundle.manifest, check_in):
+        if why := why_no_function(
+            self.run.members.all[0].bundle.manifest, check_in, self.run.plan.local.function
+        ):
             return why
         algorithm, knows = self.run.plan.local.algorithm, (PLAIN, *check_in.algorithms)
         if algorithm in knows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleetlearn_protocol.algorithms import EXCHANGES
+from fleetlearn_protocol.algorithms import EXCHANGES, OWN
 from fleetlearn_protocol.encodings import (
     FAMILIES,
     FLOATS,
@@ -64,6 +64,15 @@ def unsupported(
         known = ", ".join(known_algorithms)
         return f"the task asks for the algorithm {task.algorithm}; this device knows {known}"
     exchange = EXCHANGES[task.algorithm]
+    if (task.function is not None) != (task.algorithm == OWN):
+        named = "no function" if task.function is None else f"the function {task.function}"
+        return f"the task asks for the algorithm {task.algorithm} and names {named}"
+    hides = (task.secure, task.clip, task.local_noise) != (None, None, None) or ROWS in task.parts
+    if task.algorithm == OWN and hides:
+        return (
+            "the task asks for a function of the owner's with a mask, a bound, noise, or rows of "
+            "tables: nobody has shown what an own algorithm's update tells beside these"
+        )
     sent = [(vector.name, vector.encoding) for vector in task.vectors]
     # Whether the bundle has buffers is known once it is here.
     parts = (*exchange.parts, *(name for name in (BUFFERS, ROWS) if name in task.parts))

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
-from fleetlearn_protocol.algorithms import EXCHANGES, FEDMD, of_step
+from fleetlearn_protocol.algorithms import EXCHANGES, FEDMD, OWN, of_step
 from fleetlearn_protocol.bundle import Bundle
 from fleetlearn_protocol.computations.settings import FUNCTION, KIND_NAMES
 from fleetlearn_protocol.errors import ProtocolError
@@ -104,8 +104,9 @@ def run_algorithm(
     own = {} if inputs.personal is None else {"personal model": inputs.personal[:size]}
     for what, vector in (*inputs.vectors.items(), *inputs.tied.items(), *own.items()):
         check_vector(vector, size, what=f"the {what}")
-    numbers = _numbers(name, settings.hyper)
-    settings = settings._replace(hyper=of_step(name, settings.hyper))
+    hyper = of_step(name, settings.hyper, [each.name for each in bundle.manifest.hyper])
+    numbers = _numbers(name, settings.hyper, hyper)
+    settings = settings._replace(hyper=hyper)
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
         progress = settings.progress or Progress()
         work = TaskWork(runtime, bundle, data, inputs, settings, progress, numbers)
@@ -124,8 +125,13 @@ def run_algorithm(
     return outcome
 
 
-def _numbers(name: str, hyper: Mapping[str, float]) -> dict[str, float]:
-    """Return the hyper-parameters of the algorithm itself. Raises ValueError."""
+def _numbers(
+    name: str, hyper: Mapping[str, float], of_step: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the hyper-parameters of the algorithm itself. ``of_step``: those of the bundle's step.
+    Raises ValueError."""
+    if name == OWN:
+        return {number: value for number, value in hyper.items() if number not in of_step}
     missing = sorted(set(EXCHANGES[name].hyper) - set(hyper))
     if missing:
         raise ValueError(f"the algorithm {name} needs the hyper-parameters {missing} too")
@@ -249,6 +255,13 @@ def own_scores(work: TaskWork) -> TaskOutcome:
     )
 
 
+def own_algorithm(work: TaskWork) -> TaskOutcome:
+    """Train by the function of the device's owner (``own_algorithm.py``)."""
+    if work.settings.own is None:
+        raise UnsupportedError("the device's owner allows no function that could train")
+    return work.settings.own(work)
+
+
 def _dual_per_update(hyper: Mapping[str, float]) -> float:
     return -hyper["mu"]
 
@@ -264,6 +277,7 @@ ALGORITHMS = {
     "fedrep": Algorithm(fedrep, without=("clip", "contrastive"), personal="parameters"),
     "pfedme": Algorithm(pfedme, switches=("proximal",), personal="model"),
     FEDMD: Algorithm(own_scores),
+    OWN: Algorithm(own_algorithm),
     "apfl": Algorithm(apfl, (), "sgd", personal="model", keeps=MIXED, measured=mixed_model),
 }
 """By the name in ``Task.algorithm``."""
@@ -273,7 +287,7 @@ def known_algorithms(kind: Kind, *, own: bool = False, functions: bool = False) 
     """Return the names of the algorithms that a runtime of this kind can do beside ``plain``.
     Computations need no runtime. own: whether the device has a model of its own. functions: whether
     its owner allows any function."""
-    without = (PLAIN,) if own else (PLAIN, FEDMD)
+    without = {PLAIN, *(() if own else (FEDMD,)), *(() if functions else (OWN,))}
     trained = () if kind == "ort-training" else [name for name in ALGORITHMS if name not in without]
     computed = [name for name in KIND_NAMES if functions or name != FUNCTION]
     return (*trained, *computed)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
-from fleetlearn_protocol.algorithms import FEDMD, of_step
+from fleetlearn_protocol.algorithms import FEDMD, OWN, of_step
 from fleetlearn_protocol.bundle import Bundle, open_bundle
 from fleetlearn_protocol.computations.settings import KIND_NAMES
 from fleetlearn_protocol.encodings import FLOAT32, find_encoding
@@ -71,6 +71,7 @@ from fleetlearn_device.training.features import FeatureCache, FeatureData, graph
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.local_noise import withheld
 from fleetlearn_device.training.newest_model import NewestModel
+from fleetlearn_device.training.own_algorithm import allowed_algorithm
 from fleetlearn_device.training.own_model import write_own_model
 from fleetlearn_device.training.pairwise_sessions import ANY, NeighbourRules, PairwiseSessions
 from fleetlearn_device.training.progress import Checkpoint, Progress, read_checkpoint
@@ -524,6 +525,8 @@ class Trainer:
         )
 
     def _train(self, task: Task, end: float, found: Checkpoint | None) -> FinishedUpdate:
+        if task.algorithm == OWN:
+            allowed_algorithm(task, self._functions)  # before anything is opened
         asked = trained_parts(task)
         algorithm = ALGORITHMS[task.algorithm]
         names = (*algorithm.tied, *residual_of(asked))
@@ -562,6 +565,8 @@ class Trainer:
             progress = self._begin_progress(task, found, bundle.manifest, whole)
             settings = self._settings(task, whole, spent + end - time.monotonic())
             settings = settings._replace(progress=progress)
+            if task.algorithm == OWN:
+                settings = settings._replace(own=allowed_algorithm(task, self._functions))
             personal = self._kept_states.load_personal(task.bundle, size if own_size else 0)
             inputs = Inputs(model, self._kept_state(bundle), vectors, tied, personal)
             outcome = run_algorithm(task.algorithm, runtime, bundle, data, inputs, settings)
@@ -632,7 +637,7 @@ class Trainer:
         asked.pop(ROWS, None)
         sent = encode_parts(asked, outcome.parts, task.seed, tied, task.clip, task.local_noise)
         sent_parts = {name: (rows | sent.contents)[name] for name in encodings}
-        hyper = check_hyper(of_step(task.algorithm, task.hyper), manifest.hyper)
+        hyper = check_hyper(_of_step(task, manifest), manifest.hyper)
         own_tied = tied_as_sent(task, asked, hyper, outcome, sent.contents, manifest)
         result, keeps_tied = outcome.result, bool(ALGORITHMS[task.algorithm].tied)
         if result.epochs >= 1 or result.evaluation is not None:
@@ -875,6 +880,10 @@ class Trainer:
 
 def _batch_size(task: Task | Question) -> int:
     return task.batch_size if isinstance(task, Task) else EVALUATION_BATCH
+
+
+def _of_step(task: Task, manifest: Manifest) -> dict[str, float]:
+    return of_step(task.algorithm, task.hyper, [each.name for each in manifest.hyper])
 
 
 def _withholds(task: Task) -> bool:

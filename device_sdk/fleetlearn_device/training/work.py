@@ -61,6 +61,8 @@ class TaskSettings(NamedTuple):
     """The task's, which the parts of its training go on from."""
     schedule: StepSchedule | None = None
     """Of the learning rate, in each part of the training from its first step on."""
+    own: Callable[[TaskWork], TaskOutcome] | None = None
+    """The function that the algorithm ``own`` calls (``own_algorithm.checked``)."""
 
 
 class TaskOutcome(NamedTuple):
@@ -101,7 +103,8 @@ class TaskWork(NamedTuple):
         """Train the loaded model with the task's settings. changes: arguments of ``train`` that
         differ from these."""
         arguments = self.settings._asdict() | {"progress": self.progress} | changes
-        del arguments["personal_epochs"]
+        for name in ("personal_epochs", "own"):  # of algorithms, not of ``train``
+            del arguments[name]
         return train(self.runtime, self.data, **arguments)
 
     def tied(self, name: str) -> Vector:

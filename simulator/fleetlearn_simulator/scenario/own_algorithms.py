@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fleetlearn_coordinator.plan.own_algorithms import POINTS as PLAN_POINTS
 from fleetlearn_coordinator.plan.own_algorithms import find_point
+from fleetlearn_device.training.own_algorithm import LOCAL_ALGORITHM
 from fleetlearn_protocol import extensions
 from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint, Origin
 
@@ -90,6 +91,18 @@ def _named(scenario: Scenario) -> Iterator[tuple[ExtensionPoint[Any], str, str]]
         yield PARTITION, scenario.data.partition, "data.partition"
     for point, name, where in scenario.plan.own_names():
         yield point, name, f"plan.{where}"
+    if scenario.plan.local.function is not None:
+        yield LOCAL_ALGORITHM, scenario.plan.local.function, "plan.local.algorithm"
+
+
+def find_local_algorithm(scenario: Scenario) -> None:
+    """Find the function that trains, if it is one of another package. Raises SimulatorError."""
+    name = scenario.plan.local.function
+    try:
+        if name is not None:
+            extensions.find(LOCAL_ALGORITHM, name, "plan.local.algorithm")
+    except ExtensionError as error:
+        raise SimulatorError(str(error)) from error
 
 
 def allow_plugins(scenario: Scenario) -> None:

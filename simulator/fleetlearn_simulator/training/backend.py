@@ -21,10 +21,12 @@ from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.training.algorithms import ALGORITHMS, run_algorithm
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
+from fleetlearn_device.training.own_algorithm import LOCAL_ALGORITHM, checked
 from fleetlearn_device.training.train import DivergedError, evaluate_data
 from fleetlearn_device.training.work import Inputs, TaskSettings
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.algorithms import EXCHANGES
+from fleetlearn_protocol.extensions import find
 from fleetlearn_protocol.messages import BUFFERS, PLAIN, UPDATE, Evaluation, StepSchedule
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
@@ -48,6 +50,8 @@ from fleetlearn_simulator.training.trained_devices import (
     TrainedDevices,
     from_rows,
 )
+
+KEY = "local.algorithm"
 
 
 class RoundInputs(NamedTuple):
@@ -137,6 +141,8 @@ class LocalSettings(NamedTuple):
     schedule: StepSchedule | None = None
     """How the learning rate changes from step to step, as for the first round. None: it does
     not."""
+    function: str | None = None
+    """The own algorithm, by name; None: one of ours."""
 
     @property
     def passes(self) -> int:
@@ -156,6 +162,7 @@ def local_settings(plan: Plan, bundle: Bundle) -> LocalSettings:
         local.personal_epochs,
         plan.privacy.clip if plan.privacy is not None and plan.algorithm.computes else None,
         plan.steps_of(0),
+        local.function,
     )
 
 
@@ -182,6 +189,8 @@ class PerDevice:
         self.bundle, self.task, self.source, self.manifest = bundle, task, source, bundle.manifest
         self.runtime = open_runtime(bundle, kind="onnx", provider=provider)
         self.algorithm, self.kept = ALGORITHMS[task.algorithm], kept
+        name = task.function
+        self.own = None if name is None else checked(name, find(LOCAL_ALGORITHM, name, KEY))
         self.sizes = sizes = row_sizes(self.manifest, task.algorithm)
         more = {KEPT_STATE: sizes.states, TIED: sizes.tied}
         parts = {*EXCHANGES[task.algorithm].parts, BUFFERS} - {UPDATE}
@@ -241,6 +250,7 @@ class PerDevice:
             on_step=count,
             personal_epochs=self.task.personal_epochs,
             schedule=self.schedule(inputs),
+            own=self.own,
         )
         kept_state, personal = self._split(self.kept_state(job))
         begin, tied = inputs.begin(job), self.tied(job)

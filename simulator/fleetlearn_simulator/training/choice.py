@@ -18,6 +18,7 @@ from fleetlearn_device.runtimes.providers import ProviderName, open_provider
 from threadpoolctl import threadpool_limits
 
 from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.scenario.own_algorithms import allow_plugins
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.training.backend import Backend, Job, PerDevice, RoundInputs
 from fleetlearn_simulator.training.computing import ComputesSums
@@ -95,6 +96,8 @@ def make_backends(
     folder: Path | None = None,
 ) -> Backend:
     """Do the same for each of the run's bundles."""
+    if scenario.plan.local.function is not None:
+        allow_plugins(scenario)  # in a process of its own nothing is allowed yet
     bundles = run_bundles(scenario)
     kept = kept_in(folder, bundles)
     made = [

@@ -58,6 +58,7 @@ class RunTasks:
             personal_epochs=local.personal_epochs,
             secure=self.secure,
             schedule=self._plan.steps_of(version),
+            function=local.function,
             **private._asdict(),
         )
 

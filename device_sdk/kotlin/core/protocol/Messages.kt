@@ -155,6 +155,7 @@ private val FROM_COORDINATOR = mapOf(
         "clip" to optional(nullable(positive), null), "local_noise" to optional(nullable(positive), null),
         "privacy" to optional(nullable(privacyNote), null), "secure" to optional(nullable(secureTask), null),
         "schedule" to optional(nullable(stepSchedule), null),
+        "function" to optional(nullable(functionName), null),
     ),
     "question" to fields(
         "task" to identifier, "kind" to identifier, "deadline" to seconds, "phase" to optional(integer(1, 1000), 1L),

@@ -246,6 +246,7 @@ const FROM_COORDINATOR = {
     privacy: optional(nullable(privacyNote), null),
     secure: optional(nullable(secureTask), null),
     schedule: optional(nullable(stepSchedule), null),
+    function: optional(nullable(functionName), null),
   }),
   question: object({
     type: literal("question"),

@@ -24,6 +24,7 @@ export const PLAIN_TASK: Task = {
   privacy: null,
   secure: null,
   schedule: null,
+  function: null,
 };
 
 /** The public key of a helper. */
