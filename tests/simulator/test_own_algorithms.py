@@ -294,6 +294,30 @@ def test_the_page_s_server(private_line: Path, tmp_path: Path) -> None:
     assert ours.summary["metrics"] == pytest.approx(theirs.summary["metrics"], rel=1e-5)
 
 
+def test_a_researcher_s_three_ideas_by_the_command_line(private_line: Path, tmp_path: Path) -> None:
+    """An own optimizer, aggregator and law of dropout in one scenario, with short names too."""
+    (tmp_path / "steady_server.py").write_text(BLOCKS["steady_server"])
+    path = scenario_file(
+        tmp_path,
+        private_line,
+        failures={"law": "commuters:tunnels", "parameters": {"chance": 0.3}},
+        plan__aggregation={"aggregator": "steady_server:clipped_mean"},
+        plan__server={"optimizer": "steady_server:lion", "parameters": {"lr": 0.01}},
+    )
+    half = run(path, "--plugin", "commuters")
+    assert half.exit_code == 1
+    assert "the module steady_server is not allowed here" in half.stderr
+    done = run(path, "--plugin", "commuters", "--plugin", "steady_server")
+    assert done.exit_code == 0, done.stderr
+    summary = read_json(tmp_path / "scenario.sim" / "summary.json")
+    assert {*summary["own"]} == {
+        "failures.law",
+        "plan.aggregation.aggregator",
+        "plan.server.optimizer",
+    }
+    assert summary["lost"]["train"] > 0
+
+
 @pytest.mark.parametrize(
     ("own", "ours"),
     [
