@@ -30,6 +30,10 @@ BROKEN = {
         for name in ROBUST
     },
     "fednova": (f'recipe = "fednova"\n{SMALL}{PRIVATE}', "aggregation.normalise = true with"),
+    "own algorithm": (
+        f'{SMALL}[local]\nalgorithm = "mine:train"\n{PRIVATE}',
+        'local.algorithm = "mine:train" with [privacy]: nobody has shown',
+    ),
     "own weighing": (
         f'recipe = "fedavg"\n{SMALL}{PRIVATE}[aggregation]\nweighing = "mine:rule"\n',
         'aggregation.weighing = "mine:rule" with [privacy]',

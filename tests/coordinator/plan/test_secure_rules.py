@@ -23,6 +23,10 @@ BROKEN = {
         for name in ("median", "trimmed-mean", "geometric-median", "centred-clipping")
     },
     "fednova": (f'recipe = "fednova"\n{SMALL}{SECURE}', "aggregation.normalise = true with"),
+    "own algorithm": (
+        f'{SMALL}[local]\nalgorithm = "mine:train"\n{SECURE}',
+        'local.algorithm = "mine:train" with [secure]: nobody has shown',
+    ),
     "own weighing": (
         f'recipe = "fedavg"\n{SMALL}{SECURE}[aggregation]\nweighing = "mine:rule"\n',
         'aggregation.weighing = "mine:rule" with [secure]',
