@@ -80,5 +80,5 @@ def test_this_release_speaks_the_last_ones_version() -> None:
 def test_a_device_does_not_go_on_in_a_version_that_it_does_not_speak(version: int) -> None:
     check_chosen(OLDEST_PROTOCOL_VERSION)
     check_chosen(PROTOCOL_VERSION)
-    with pytest.raises(ProtocolError, match=f"chose version {version} .* versions 1 to 2"):
+    with pytest.raises(ProtocolError, match=f"chose version {version} .* versions 1 to 3"):
         check_chosen(version)

@@ -159,7 +159,7 @@ def test_another_version_of_the_protocol_is_named_once(
     (line,) = (text for text in caplog.messages if "of the protocol" in text)
     assert line == (
         "device (not checked in, at 127.0.0.1): roof-7 was refused: the device speaks version "
-        f"{version} of the protocol, the coordinator versions 1 to 2; update the {who}'s fleetlearn"
+        f"{version} of the protocol, the coordinator versions 1 to 3; update the {who}'s fleetlearn"
     )
 
 

@@ -221,7 +221,7 @@ HYPER = {"hyper": {"lr": None}}
         (
             LocalStep(),
             {"hyper": {"lr": "fast"}},
-            "hyper-parameter lr=fast: the step has lr, each a finite number",
+            "hyper-parameter lr='fast': the step has lr, each a finite number",
         ),
         (
             sgd,
