@@ -151,7 +151,7 @@ class OwnModel:
             load_model(runtime, self.bundle, model, kept_state)
             arguments = settings._asdict()
             arguments["hyper"] = _hyper(self.bundle.manifest, numbers["lr"])
-            del arguments["personal_epochs"]
+            del arguments["personal_epochs"], arguments["own"]  # of algorithms, not of ``train``
             if settings.time_budget is not None:
                 arguments["time_budget"] = settings.time_budget - (settings.clock() - began)
             result = train(runtime, data, **arguments)
