@@ -37,9 +37,10 @@ from typing import NamedTuple
 import numpy as np
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.manifest import Parameter
-from fleetlearn_protocol.user_errors import in_one_line
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
+
+from fleetlearn_coordinator.aggregation.own_calls import call_own, real
 
 State = dict[str, Vector]
 """Slot name -> float32, shape (P,)."""
@@ -229,13 +230,12 @@ def own_optimizer(name: str, made: Optimizer, table: Iterable[Parameter] = ()) -
 
     def step(delta: Block, state: dict[str, Block], share: float) -> Block:
         delta.flags.writeable = False  # a copy of this step's: nobody else has it
-        try:
+
+        def checked_step() -> tuple[Block, dict[str, tuple[int, ...]]]:
             moved = real(made.step(delta, state, share))
-            shapes = {slot: real(values).shape for slot, values in state.items()}
-        except Exception as error:
-            raise FleetError(
-                Code.BAD_MESSAGE, f"server.optimizer failed: {in_one_line(error)}"
-            ) from error
+            return moved, {slot: real(values).shape for slot, values in state.items()}
+
+        moved, shapes = call_own("server.optimizer", checked_step)
         expected = dict.fromkeys(made.initial, delta.shape)
         if moved.shape != delta.shape or shapes != expected:
             raise FleetError(
@@ -246,15 +246,6 @@ def own_optimizer(name: str, made: Optimizer, table: Iterable[Parameter] = ()) -
         return moved
 
     return made._replace(name=name, step=step, buffers=buffers_of(table))
-
-
-def real(values: object) -> Block:
-    """Return what another package's function made, as float64. Raises TypeError where these are no
-    real numbers: NumPy would drop imaginary parts, and read text."""
-    found = np.asarray(values)
-    if not np.can_cast(found.dtype, np.float64):
-        raise TypeError(f"an array of {found.dtype} was made; expected float64")
-    return found.astype(np.float64, copy=False)
 
 
 def buffers_of(table: Iterable[Parameter]) -> list[slice]:

@@ -13,11 +13,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from fleetlearn_protocol.errors import Code, FleetError
-from fleetlearn_protocol.user_errors import in_one_line
 from numpy.typing import NDArray
 
 from fleetlearn_coordinator.aggregation.aggregators import Aggregator, kept_aggregator
-from fleetlearn_coordinator.aggregation.optimizers import real
+from fleetlearn_coordinator.aggregation.own_calls import call_own, real
 from fleetlearn_coordinator.aggregation.robust import coordinatewise, distances
 from fleetlearn_coordinator.aggregation.robust.kept_updates import KeptUpdates
 
@@ -90,10 +89,7 @@ def own_aggregator(
 
 def _combined(combine: Combine, kept: KeptUpdates) -> Floats:
     """Raises FleetError where the function fails, or returns what is no change of the model."""
-    try:
-        made = real(combine(RoundUpdates(kept)))
-    except Exception as error:
-        raise FleetError(Code.BAD_MESSAGE, f"{WHERE} failed: {in_one_line(error)}") from error
+    made = call_own(WHERE, lambda: real(combine(RoundUpdates(kept))))
     if made.shape != (kept.size,):
         raise FleetError(
             Code.BAD_MESSAGE,

@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from fleetlearn_protocol.errors import Code, FleetError
-from fleetlearn_protocol.user_errors import in_one_line
+
+from fleetlearn_coordinator.aggregation.own_calls import call_own
 
 
 class StalenessConstants(NamedTuple):
@@ -62,12 +63,7 @@ FUNCTIONS: Mapping[str, Function] = {
 def own_factor(function: Callable[[int], float], tau: int) -> float:
     """Return what a function of another package says of this staleness: above 0, at most 1. Raises
     FleetError where it fails, or returns anything else."""
-    try:
-        factor = float(function(tau))
-    except Exception as error:
-        raise FleetError(
-            Code.BAD_MESSAGE, f"staleness.function failed: {in_one_line(error)}"
-        ) from error
+    factor = call_own("staleness.function", lambda: float(function(tau)))
     if not (math.isfinite(factor) and 0 < factor <= 1) or (tau == 0 and factor != 1):
         takes = "1, as the update is fresh" if tau == 0 else "a factor above 0, at most 1"
         raise FleetError(

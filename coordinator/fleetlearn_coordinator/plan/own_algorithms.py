@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fleetlearn_protocol import extensions
 from fleetlearn_protocol.extensions import ExtensionPoint
@@ -26,6 +26,17 @@ STALENESS_FUNCTION: ExtensionPoint[Any] = ExtensionPoint(
     "staleness function", object, is_callable=True
 )
 WEIGHING_RULE = ExtensionPoint("weighing rule", WeighingRule)
+
+
+class OwnName(NamedTuple):
+    """A function of another package that a plan names."""
+
+    point: ExtensionPoint[Any]
+    name: str
+    key: str
+    """The plan's, which names it."""
+    parameters: Mapping[str, Any]
+
 
 POINTS: Mapping[str, ExtensionPoint[Any]] = {
     point.name: point

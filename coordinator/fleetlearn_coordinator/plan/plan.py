@@ -56,6 +56,7 @@ from fleetlearn_coordinator.plan.own_algorithms import (
     STALENESS_FUNCTION,
     STOP_RULE,
     WEIGHING_RULE,
+    OwnName,
     find_aggregator,
 )
 from fleetlearn_coordinator.plan.pairwise_rules import pairwise_settings
@@ -202,23 +203,28 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
             one_task=self.privacy is not None and self.privacy.mechanism == "local",
         )
 
-    def own_names(self) -> list[tuple[ExtensionPoint[Any], str, str]]:
-        """Return what the plan names of other packages: the point, the name, and the key that names
-        it."""
-        found: list[tuple[ExtensionPoint[Any], str, str]] = []
-        if self.selection.strategy not in STRATEGIES:
-            found.append((SELECTION_STRATEGY, self.selection.strategy, "selection.strategy"))
-        if self.stop.rule is not None:
-            found.append((STOP_RULE, self.stop.rule, "stop.rule"))
-        if self.aggregation.aggregator not in aggregators.AGGREGATORS:
-            found.append((AGGREGATOR, self.aggregation.aggregator, "aggregation.aggregator"))
-        if self.aggregation.weighing is not None:
-            found.append((WEIGHING_RULE, self.aggregation.weighing, "aggregation.weighing"))
-        if self.server.optimizer not in optimizers.OPTIMIZERS:
-            found.append((SERVER_OPTIMIZER, self.server.optimizer, "server.optimizer"))
-        function = self.staleness.function
-        if function is not None and function not in staleness_functions.FUNCTIONS:
-            found.append((STALENESS_FUNCTION, function, "staleness.function"))
+    def own_names(self) -> list[OwnName]:
+        """Return what the plan names of other packages."""
+        found = []
+
+        def add(point: ExtensionPoint[Any], name: str, key: str, given: Mapping[str, Any]) -> None:
+            found.append(OwnName(point, name, key, given))
+
+        choice, stop, server = self.selection, self.stop, self.server
+        updates, stale = self.aggregation, self.staleness
+        if choice.strategy not in STRATEGIES:
+            add(SELECTION_STRATEGY, choice.strategy, "selection.strategy", choice.parameters)
+        if stop.rule is not None:
+            add(STOP_RULE, stop.rule, "stop.rule", stop.parameters)
+        if updates.aggregator not in aggregators.AGGREGATORS:
+            add(AGGREGATOR, updates.aggregator, "aggregation.aggregator", updates.parameters)
+        if updates.weighing is not None:
+            given = updates.weighing_parameters
+            add(WEIGHING_RULE, updates.weighing, "aggregation.weighing", given)
+        if server.optimizer not in optimizers.OPTIMIZERS:
+            add(SERVER_OPTIMIZER, server.optimizer, "server.optimizer", server.parameters)
+        if stale.function is not None and stale.function not in staleness_functions.FUNCTIONS:
+            add(STALENESS_FUNCTION, stale.function, "staleness.function", stale.parameters)
         return found
 
     def _own(
@@ -485,16 +491,11 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
                 service.plugins.allow()
         except ExtensionError as error:
             raise PlanError(Code.BAD_MESSAGE, f"[plugins] of the service: {error}") from None
-        self.own_stop_rule()
-        _ = self._selection_rules
+        for each in self.own_names():
+            self._own(each.point, each.name, each.parameters, each.key)
         self.aggregator()
         for staleness in range(min(self.staleness.max or 0, MOST_TRIED) + 1):
             self._try_staleness(staleness)
-        for point, name, key in self.own_names():
-            if point is SERVER_OPTIMIZER:
-                self._own(point, name, self.server.parameters, key)
-            elif point is WEIGHING_RULE:
-                self._own(point, name, self.aggregation.weighing_parameters, key)
 
     def _try_staleness(self, staleness: int) -> None:
         try:

@@ -89,8 +89,8 @@ def _named(scenario: Scenario) -> Iterator[tuple[ExtensionPoint[Any], str, str]]
         yield DATA_SOURCE, scenario.data.kind, "data.kind"
     if scenario.data.partition is not None:
         yield PARTITION, scenario.data.partition, "data.partition"
-    for point, name, where in scenario.plan.own_names():
-        yield point, name, f"plan.{where}"
+    for each in scenario.plan.own_names():
+        yield each.point, each.name, f"plan.{each.key}"
     if scenario.plan.local.function is not None:
         yield LOCAL_ALGORITHM, scenario.plan.local.function, "plan.local.algorithm"
 

@@ -195,6 +195,7 @@ def rule(**changes: Any) -> WeighingRule:
         (rule(factor=lambda reported, level: reported.loss), "for a factor; expected one above 0"),
         (rule(scale=lambda reports, level: math.nan), "returned nan for a scale"),
         (rule(next_level=lambda reports, level: math.inf), "the level inf"),
+        (rule(next_level=lambda reports, level: 1 / 0), r"aggregation\.weighing failed: ZeroDiv"),
         (
             rule(scale=lambda reports, level: 1 + sum(each.loss / 3 for each in reports)),
             "in another order: add with math.fsum",

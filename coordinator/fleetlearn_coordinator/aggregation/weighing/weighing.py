@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError
 from fleetlearn_protocol.messages import Evaluation, Report
-from fleetlearn_protocol.user_errors import in_one_line
 from fleetlearn_protocol.vector import Vector
 
+from fleetlearn_coordinator.aggregation.own_calls import call_own
 from fleetlearn_coordinator.aggregation.weighing import norm_bound
 from fleetlearn_coordinator.aggregation.weighing.norm_bound import NormBound
 from fleetlearn_coordinator.aggregation.weighing.norms import NOT_MEASURED, Norms
@@ -104,7 +104,7 @@ def own_rule(name: str, made: WeighingRule) -> WeighingRule:
         return _of_own(made.scale, (reports, level), "a scale", most=math.inf)
 
     def next_level(reports: Collection[Reported], level: float | None) -> float | None:
-        found = made.next_level(reports, level)
+        found = call_own("aggregation.weighing", lambda: made.next_level(reports, level))
         if found is not None and not math.isfinite(found):
             raise FleetError(
                 Code.NOT_FINITE, f"aggregation.weighing returned the level {found} for next round"
@@ -117,12 +117,7 @@ def own_rule(name: str, made: WeighingRule) -> WeighingRule:
 def _of_own(
     function: Callable[..., float], given: tuple[Any, ...], what: str, most: float
 ) -> float:
-    try:
-        value = float(function(*given))
-    except Exception as error:
-        raise FleetError(
-            Code.BAD_MESSAGE, f"aggregation.weighing failed: {in_one_line(error)}"
-        ) from error
+    value = call_own("aggregation.weighing", lambda: float(function(*given)))
     if not math.isfinite(value) or not 0 < value <= most:
         limit = f" and at most {most:g}" if math.isfinite(most) else ""
         raise FleetError(

@@ -24,10 +24,12 @@ def own_origins(plan: Plan, manifests: Iterable[Manifest]) -> dict[str, str]:
     """Return where the plan's own functions come from: the key that names one -> its name, the
     version of its package and the beginning of its file's SHA-256. ``manifests``: of the plan's
     bundles. Raises ExtensionError."""
-    named = plan.own_names()
-    for manifest in manifests:
-        if isinstance(manifest.computation, FunctionSums):
-            named.append((NEXT_STATE, manifest.computation.coordinator, "the bundle's coordinator"))
+    named = [(each.point, each.name, each.key) for each in plan.own_names()]
+    named += [
+        (NEXT_STATE, manifest.computation.coordinator, "the bundle's coordinator")
+        for manifest in manifests
+        if isinstance(manifest.computation, FunctionSums)
+    ]
     return {key: str(extensions.origin(point, name, key)) for point, name, key in named}
 
 
