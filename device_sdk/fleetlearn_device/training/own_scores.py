@@ -149,9 +149,8 @@ class OwnModel:
                 model, digested = self._digest(examples, consensus, model, settings)
             runtime = self._runtime(self.bundle, model)
             load_model(runtime, self.bundle, model, kept_state)
-            arguments = settings._asdict()
+            arguments = settings.train_arguments()
             arguments["hyper"] = _hyper(self.bundle.manifest, numbers["lr"])
-            del arguments["personal_epochs"], arguments["own"]  # of algorithms, not of ``train``
             if settings.time_budget is not None:
                 arguments["time_budget"] = settings.time_budget - (settings.clock() - began)
             result = train(runtime, data, **arguments)

@@ -64,6 +64,13 @@ class TaskSettings(NamedTuple):
     own: Callable[[TaskWork], TaskOutcome] | None = None
     """The function that the algorithm ``own`` calls (``own_algorithm.checked``)."""
 
+    def train_arguments(self) -> dict[str, Any]:
+        """Return what of the settings ``train`` takes, by its names."""
+        arguments = self._asdict()
+        for name in ("personal_epochs", "own"):  # of algorithms, not of ``train``
+            del arguments[name]
+        return arguments
+
 
 class TaskOutcome(NamedTuple):
     """What a task leaves."""
@@ -102,9 +109,7 @@ class TaskWork(NamedTuple):
     def train(self, **changes: Any) -> TrainingResult:
         """Train the loaded model with the task's settings. changes: arguments of ``train`` that
         differ from these."""
-        arguments = self.settings._asdict() | {"progress": self.progress} | changes
-        for name in ("personal_epochs", "own"):  # of algorithms, not of ``train``
-            del arguments[name]
+        arguments = self.settings.train_arguments() | {"progress": self.progress} | changes
         return train(self.runtime, self.data, **arguments)
 
     def tied(self, name: str) -> Vector:
