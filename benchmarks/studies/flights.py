@@ -208,7 +208,7 @@ def table(
     found: Mapping[str, Mapping[str, Any]],
     target: float,
 ) -> list[list[str]]:
-    """Return the rows of what came out."""
+    """Return the rows of the results."""
     rows = [
         [
             "how",

@@ -36,7 +36,7 @@ HERE = Path(__file__).resolve().parent
 WIDTH = 8
 """Numbers in a person's or a film's vector."""
 DECAY = 0.1
-"""Of the squares of what a rating's prediction is made of, but the mean."""
+"""Weight of the squared biases and vectors in the loss."""
 COHORT = 67
 """Devices of a round: a tenth."""
 DEFAULT_ROUNDS = 120
@@ -254,7 +254,7 @@ def main() -> None:
 def rows_of(
     central: Mapping[str, Sequence[float]], found: Mapping[str, Sequence[Curve]]
 ) -> list[Sequence[str]]:
-    """Return the table of what came out."""
+    """Return the table of results."""
     head = ("how", "RMSE at the end", "the least, and its round", "down, KB", "up, KB")
     rows: list[Sequence[str]] = [head]
     rows += [(name, _spread(values), "", "", "") for name, values in central.items()]

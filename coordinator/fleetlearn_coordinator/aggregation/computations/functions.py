@@ -30,7 +30,7 @@ WHERE = "coordinator"
 
 
 class Count(NamedTuple):
-    """Of what a round's sums are."""
+    """How many devices and rows a round's sums add up."""
 
     devices: int
     rows: int
