@@ -227,13 +227,13 @@ def find(point: ExtensionPoint[Any], name: str, where: str) -> Factory:
     target = _entry_points(point).get(name) or _installed(point).get(name, name)
     if not _NAME.fullmatch(target):
         takes = "one such as my_package:my_function"
-        raise ExtensionError(f"{where} = {name!r} is no extension's name; it takes {takes}")
+        raise ExtensionError(f"{where} = {name!r} is no own algorithm's name; it takes {takes}")
     module_name, _, function = target.partition(":")
     if not _is_allowed(module_name):
         raise ExtensionError(
-            f"{where} = {name!r}: the module {module_name} is not allowed here. Whoever runs this "
-            f'process lists it: [plugins] modules = ["{module_name}"] in the service file, '
-            f"--plugin {module_name} on the command line"
+            f"{where} = {name!r}: the module {module_name} is not allowed here. Whoever "
+            f'runs this process lists it: [plugins] modules = ["{module_name}"] in the '
+            f"coordinator's service file, --plugin {module_name} for fleetlearn-simulate"
         )
     try:
         module = importlib.import_module(module_name)

@@ -95,8 +95,8 @@ Plugins = Annotated[
         "--plugin",
         metavar="MODULE",
         help=(
-            "A module whose functions the scenario and its plan may name: an installed one, or one "
-            "in the scenario's folder. Repeatable."
+            "A module that may bring own algorithms, for the scenario and its plan to name: an "
+            "installed one, or one in the scenario's folder. Repeatable."
         ),
     ),
 ]

@@ -104,9 +104,12 @@ def test_wrong_parameters_are_named(folder: Path, parameters: dict[str, object],
             "lucky_broken:plain",
             "cannot be imported: ModuleNotFoundError: No module named 'lucky_th",
         ),
-        ("lucky_numbers", "is no extension's name; it takes one such as my_package:my_function"),
-        ("../evil:plain", "is no extension's name"),
-        ("lucky_numbers:plain.__globals__", "is no extension's name"),
+        (
+            "lucky_numbers",
+            "is no own algorithm's name; it takes one such as my_package:my_function",
+        ),
+        ("../evil:plain", "is no own algorithm's name"),
+        ("lucky_numbers:plain.__globals__", "is no own algorithm's name"),
     ],
 )
 def test_what_cannot_be_had_says_why(folder: Path, name: str, says: str) -> None:

@@ -85,13 +85,14 @@ def contradictions_of_aggregation(
         WEIGHING_RULE, aggregation.weighing
     ):
         yield (
-            f'{WEIGHING} = "{aggregation.weighing}" is not known: it takes an own rule such as '
-            "my_package:my_rule; FedNova's is aggregation.normalise, q-FedAvg's aggregation.q"
+            f'{WEIGHING} = "{aggregation.weighing}" is not known: it takes an own weighing rule '
+            "such as my_package:my_rule; FedNova's is aggregation.normalise, q-FedAvg's "
+            "aggregation.q"
         )
     if aggregation.weighing_parameters and aggregation.weighing is None:
         yield (
             f"aggregation.weighing_parameters = {aggregation.weighing_parameters} need {WEIGHING}, "
-            "an own rule"
+            "an own weighing rule"
         )
     if aggregation.parameters and not is_own:
         yield (

@@ -79,14 +79,14 @@ def _best_is_unbounded(plan: PlanKeys) -> bool:
 STOP_RULES = (
     PlanRule(
         lambda plan: bool(plan.stop.parameters) and plan.stop.rule is None,
-        lambda plan: f"stop.parameters = {plan.stop.parameters} need stop.rule, an own rule",
+        lambda plan: f"stop.parameters = {plan.stop.parameters} need stop.rule, an own stop rule",
     ),
     PlanRule(
         lambda plan: (
             plan.stop.rule is not None and not extensions.is_extension(STOP_RULE, plan.stop.rule)
         ),
         lambda plan: (
-            f'stop.rule = "{plan.stop.rule}" is not known: it takes an own rule such as '
+            f'stop.rule = "{plan.stop.rule}" is not known: it takes an own stop rule such as '
             "my_package:my_rule"
         ),
     ),

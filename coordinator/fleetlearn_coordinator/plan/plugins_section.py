@@ -1,4 +1,4 @@
-"""[plugins] of a service file: the modules whose functions a plan may name."""
+"""[plugins] of a service file: the modules that may bring own algorithms."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fleetlearn_coordinator.plan.toml_errors import Section
 
 
 class PluginsSection(Section, frozen=True, kw_only=True):
-    """[plugins]: the modules with own algorithms, docs/start/your-own-algorithm.md. Their code runs
-    in this process, with all that it may do."""
+    """[plugins]: the modules that may bring own algorithms, docs/start/your-own-algorithm.md.
+    Their code runs in this process, with all that it may do."""
 
     modules: Annotated[tuple[str, ...], Meta(max_length=100)]
     """Modules or packages, such as "my_package". Those within them are allowed too."""

@@ -171,9 +171,9 @@ class Staleness(Section, frozen=True, kw_only=True):
 
     function: str | None = None
     """Its factor: constant 1, polynomial (1 + tau)^-a, or hinge: 1 up to tau = b, then 1 / (a
-    (tau - b) + 1); or an own function, "my_package:my_function". Default: polynomial."""
+    (tau - b) + 1); or an own one, "my_package:my_function". Default: polynomial."""
     parameters: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Of an own function: its factory's parameters."""
+    """Of an own staleness function: its factory's parameters."""
     a: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     """Default: polynomial 0.5, hinge 10."""
     b: Annotated[float, Meta(ge=0, le=1e6)] | None = None
@@ -194,10 +194,10 @@ class Aggregation(Section, frozen=True, kw_only=True):
     parameters: dict[str, Any] = msgspec.field(default_factory=dict)
     """Of an own aggregator: its function's parameters."""
     weighing: str | None = None
-    """An own rule by which updates are weighed, "my_package:my_rule". For the mean. Default: none
-    but ``normalise`` and ``q``."""
+    """An own weighing rule, "my_package:my_rule". For the mean. Default: none but ``normalise`` and
+    ``q``."""
     weighing_parameters: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Of an own rule: its function's parameters."""
+    """Of the own weighing rule: its function's parameters."""
     hostile: Annotated[float, Meta(ge=0, lt=0.5)] | None = None
     """For trimmed-mean, krum, multi-krum and bulyan: the largest share of the devices that may be
     hostile, and send anything. Default: 0.2."""
@@ -348,9 +348,9 @@ class Stop(Section, frozen=True, kw_only=True):
     epsilon: Annotated[float, Meta(gt=0, le=1e30)] | None = None
     """Stop when a round changes the model by less than this (L2 norm)."""
     rule: str | None = None
-    """An own rule, "my_package:my_rule", which may stop the run as well. Default: none."""
+    """An own stop rule, "my_package:my_rule", which may stop the run as well. Default: none."""
     parameters: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Of the own rule: its function's parameters."""
+    """Of the own stop rule: its function's parameters."""
 
 
 class EvaluationSection(Section, frozen=True, kw_only=True):

@@ -285,7 +285,7 @@ class ServiceSettings(Section, frozen=True, kw_only=True):
     canary: CanarySettings | None = None
     """How canaries go, unless one is begun otherwise."""
     plugins: PluginsSection | None = None
-    """Modules with own algorithms that plans may name. Default: none."""
+    """The modules that may bring own algorithms. Default: none."""
 
     @property
     def own_origins(self) -> list[str]:

@@ -96,7 +96,7 @@ def check_plan(plan: Plan, service: ServiceSettings, run: str = "") -> Checks:
         plan.check_served(service)
         yield CheckView("plan", GOOD, f"{plan.file}: {plan.name}, recipe {plan.recipe}")
         for key, origin in own_origins(plan, ()).items():
-            yield CheckView("plug-in", GOOD, f"{key} = {origin}")
+            yield CheckView("own algorithm", GOOD, f"{key} = {origin}")
     except FleetError as error:
         yield CheckView("plan", BAD, error.text, "change the plan or the service file")
     for remark in without_effect(plan):

@@ -90,7 +90,7 @@ def serve(
     ``service``: the settings of the process; the defaults where there are none. ``stay``: once
     finished, go on telling devices so until a signal comes. ``standby``: wait while another
     coordinator serves the run or the store is away, rather than to raise. ``plugins``: modules
-    whose functions the plan may name, beside those of the service's [plugins].
+    that may bring own algorithms, beside those of the service's [plugins].
 
     Raises ServiceError (the service names a folder of runs), PlanError (also where the plan does
     not fit the service, or the process may not open enough files for a round's devices),

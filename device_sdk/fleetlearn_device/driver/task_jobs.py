@@ -154,7 +154,7 @@ class TaskJobs:
         else:
             if isinstance(error, FunctionFailedError):
                 if error.__cause__ is not None:
-                    self._log_traceback(task_id, error.__cause__, text, "of an own function")
+                    self._log_traceback(task_id, error.__cause__, text, "of the owner's function")
             elif not is_expected(error):
                 of = "most likely of the code that gives the data"
                 self._log_traceback(task_id, error, text, of)

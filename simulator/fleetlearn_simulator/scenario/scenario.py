@@ -96,7 +96,7 @@ class Scenario(Section, frozen=True, kw_only=True):
     def load(cls, path: str | os.PathLike[str], plugins: Sequence[str] = ()) -> Scenario:
         """Read a scenario file. Raises SimulatorError.
 
-        ``plugins``: modules whose functions the scenario and its plan may name, beside those of
+        ``plugins``: modules that may bring own algorithms, beside those of
         ``service.plugins``. They are the installed ones, or in the scenario's folder.
         """
         try:

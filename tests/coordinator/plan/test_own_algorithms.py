@@ -45,7 +45,10 @@ def test_a_registered_function_has_a_short_name() -> None:
     ("text", "says"),
     [
         ("[aggregation]\nparameters = {a = 1}\n", "are for an own aggregator"),
-        ('[aggregation]\nweighing = "mine"\n', "it takes an own rule such as my_package:my_rule"),
+        (
+            '[aggregation]\nweighing = "mine"\n',
+            "it takes an own weighing rule such as my_package:my_rule",
+        ),
         ("[aggregation]\nweighing_parameters = {a = 1}\n", "need aggregation.weighing"),
         (
             '[aggregation]\naggregator = "median"\nweighing = "a:b"\n',

@@ -1,5 +1,4 @@
-"""Which functions of other packages a run goes by, and whether they are others than when it was
-served last."""
+"""Which own algorithms a run goes by, and whether they are others than when it was served last."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from fleetlearn_coordinator.storage.ledger import Ledger, Metadata
 from fleetlearn_coordinator.storage.stored_json import decode
 
 OWN = "own_algorithms"
-"""The key of the functions, by the keys that name them, in the run's metadata."""
-WHAT = "what the database says of own functions"
+"""The key of the own algorithms, by the keys that name them, in the run's metadata."""
+WHAT = "what the database says of own algorithms"
 
 
 def own_origins(plan: Plan, manifests: Iterable[Manifest]) -> dict[str, str]:
-    """Return where the plan's own functions come from: the key that names one -> its name, the
+    """Return where the plan's own algorithms come from: the key that names one -> its name, the
     version of its package and the beginning of its file's SHA-256. ``manifests``: of the plan's
     bundles. Raises ExtensionError."""
     named = [(each.point, each.name, each.key) for each in plan.own_names()]
@@ -35,7 +34,7 @@ def own_origins(plan: Plan, manifests: Iterable[Manifest]) -> dict[str, str]:
 
 def look_at_origins(now: dict[str, str], ledger: Ledger) -> tuple[list[str], list[Metadata]]:
     """Return what has changed since the run was served last, and the rows that remember these
-    functions. ``now``: of ``own_origins``."""
+    algorithms. ``now``: of ``own_origins``."""
     stored = ledger.get(OWN)
     before = {} if stored is None else decode(stored, dict[str, str], WHAT)
     if now == before:

@@ -146,11 +146,11 @@ class Run:
             self.log.info(text, "; ".join(changes))
         own = own_origins(plan, [each.bundle.manifest for each in members.all])
         if own:
-            self.log.info("own functions: %s", "; ".join(f"{k} = {v}" for k, v in own.items()))
+            self.log.info("own algorithms: %s", "; ".join(f"{k} = {v}" for k, v in own.items()))
         others, own_rows = look_at_origins(own, store.ledger)
         if others:
             text = (
-                "own functions are others than when the run was served last, and the run goes on "
+                "own algorithms are others than when the run was served last, and the run goes on "
                 "with these: %s"
             )
             self.log.warning(text, "; ".join(others))

@@ -79,7 +79,7 @@ def test_a_start_says_which_own_functions_are_others(
     mean = "def mean():\n    return lambda updates: updates.combination(updates.weights)\n"
     own = {"aggregation__aggregator": f"{name}:mean"}
     start(mean, **own)
-    assert f"own functions: aggregation.aggregator = {name}:mean " in caplog.text
+    assert f"own algorithms: aggregation.aggregator = {name}:mean " in caplog.text
     start(mean, **own)
     assert "others than when" not in caplog.text
     start(f"{mean}# mended\n", **own)
