@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,13 @@ def test_a_device_with_keys_holds_to_all(folder: Path) -> None:
 def test_each_has_a_name_of_its_own() -> None:
     names = [row["name"] for row in TRANSCRIPTS]
     assert len(set(names)) == len(names)
+
+
+def test_a_device_that_stays_away_is_killed() -> None:
+    """Its process may end a moment later by itself: whatever came next would find it or not."""
+    for row in TRANSCRIPTS:
+        for step, after in pairwise([*row["steps"], None]):
+            assert "stays away" not in step or after == {"kill": True}, row["name"]
 
 
 WELCOMED: list[dict[str, Any]] = [{"checks in": {}}]

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from browser import served
-from filelock import FileLock
 from processes import status_of
-from web_sdk import FOLDER, node, npm
+from web_sdk import FOLDER, build
 
 EXAMPLE = FOLDER / "page" / "test" / "status.json"
 HEADERS = {
@@ -33,11 +32,8 @@ HEADERS = {
 
 @cache
 def built_page() -> Path:
-    """The page's folder, built once for the tests of this process."""
-    node()
-    with FileLock(FOLDER / "build.lock"):
-        done: subprocess.CompletedProcess[str] = npm("run", "--silent", "build:page")
-    assert done.returncode == 0, done.stderr
+    """The page's folder."""
+    build("build:page", "page", "src", "scripts")
     return FOLDER / "build" / "page"
 
 

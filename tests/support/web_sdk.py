@@ -3,9 +3,11 @@ reached, they are skipped, and pytest says so."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import time
 from functools import cache
 from pathlib import Path
 
@@ -55,11 +57,27 @@ def npm(*arguments: str) -> subprocess.CompletedProcess[str]:
 @cache
 def built(name: str) -> Path:
     """One of the files that are built of the SDK's scripts for tests (test/support/)."""
-    node()
-    with FileLock(FOLDER / "build.lock"):
-        done = npm("run", "--silent", "build:tests")
-    assert done.returncode == 0, done.stderr
+    build("build:tests", "src", "test/support")
     return FOLDER / "build" / name
+
+
+def build(script: str, *sources: str) -> None:
+    """Run one of the SDK's build scripts, if one of its source folders was changed since.
+
+    Only the first process that needs the files builds them. Another one would write the files again
+    that devices and browsers of the first are reading.
+    """
+    node()
+    stamp = FOLDER / "build" / f"{script.replace(':', '-')}.stamp"
+    read = [path for folder in sources for path in (FOLDER / folder).rglob("*")]
+    with FileLock(FOLDER / "build.lock"):
+        began = time.time()
+        newest = max(path.stat().st_mtime for path in [FOLDER / "package-lock.json", *read])
+        if not stamp.exists() or stamp.stat().st_mtime < newest:
+            done = npm("run", "--silent", script)
+            assert done.returncode == 0, done.stderr
+            stamp.touch()
+            os.utime(stamp, (began, began))  # what is changed during the build is built again
 
 
 def script(name: str) -> tuple[str, ...]:
