@@ -27,10 +27,14 @@ NEXT_STATE: ExtensionPoint[Any] = ExtensionPoint(
 
 
 def function_state(settings: FunctionSums) -> Layout:
-    """Return how the state lies in its vector: the function's arrays, the metrics, and what is
-    counted."""
+    """Return how the state lies in its vector: the function's arrays by name, the metrics, and what
+    is counted."""
+    # By name, as a manifest is written: whoever reads one finds the order that its writer had.
     return Layout(
-        *(StateField(name, array.sizes, array.dtype) for name, array in settings.state.items()),
+        *(
+            StateField(name, array.sizes, array.dtype)
+            for name, array in sorted(settings.state.items())
+        ),
         *(StateField(f"metric.{name}") for name in settings.metrics),
         StateField(f"{OWN}rounds", (), "int64"),
         StateField(f"{OWN}devices", (), "int64"),
@@ -41,7 +45,7 @@ def function_state(settings: FunctionSums) -> Layout:
 
 def function_sums(settings: FunctionSums) -> SumsLayout:
     """Return how the sums lie in their vector: the rows, and what the function returns."""
-    arrays = {name: array.shape for name, array in settings.sums.items()}
+    arrays = {name: array.shape for name, array in sorted(settings.sums.items())}
     return SumsLayout({f"{OWN}rows": (), **arrays})
 
 

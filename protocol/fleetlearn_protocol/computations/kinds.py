@@ -106,7 +106,7 @@ def _boosting_preprocessing(
 
 
 def _function_arrays(settings: FunctionSums) -> tuple[Input, ...]:
-    return tuple(Input(name, row.dtype, row.shape) for name, row in settings.rows.items())
+    return tuple(Input(name, row.dtype, row.shape) for name, row in sorted(settings.rows.items()))
 
 
 def _function_preprocessing(settings: FunctionSums) -> Preprocessing | UnsetType:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from fleetlearn_protocol.computations.bundle import read_settings
+from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol.computations.bundle import read_settings, write_computation_bundle
 from fleetlearn_protocol.computations.function_layout import (
     check_function_sums,
     first_function_state,
@@ -41,6 +43,25 @@ def test_the_first_state_has_the_values_that_are_declared() -> None:
     assert found["b"].tolist() == [0, 0, 0]
     assert found["c"] == 2**40
     assert (found["run.rounds"], found["run.done"], found["metric.moved"]) == (0, 0, 0)
+
+
+def test_names_may_stand_in_any_order(tmp_path: Path) -> None:
+    """A manifest has its keys in the alphabet's order. The state before the first round, rows and
+    sums of who reads it are those of who wrote it."""
+    settings = changed(
+        rows={"x": RowArray(), "t_x": RowArray((2,))},
+        state={"mean": StateArray(value=[1.0, 2.0]), "bias": StateArray(value=[3.0, 4.0])},
+        sums={"total": SumArray((2,)), "count": SumArray((3,))},
+    )
+    bundle = open_bundle(write_computation_bundle(tmp_path / "a.bundle", "means", settings))
+    read = bundle.manifest.computation
+    assert isinstance(read, FunctionSums)
+    state = function_state(read).unpack(bundle.parameters())
+    assert state["mean"].tolist() == [1.0, 2.0]
+    assert state["bias"].tolist() == [3.0, 4.0]
+    both = function_sums(read), function_sums(settings)
+    assert [*both[0].shapes.items()] == [*both[1].shapes.items()]
+    assert bundle.manifest.batch == KINDS["function"].arrays(settings)
 
 
 @pytest.mark.parametrize(
