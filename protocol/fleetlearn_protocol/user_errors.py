@@ -48,6 +48,12 @@ def in_one_line(error: BaseException) -> str:
     return f"{described} {where}"[:MAX_TEXT]
 
 
+def failure(what: str, error: BaseException) -> str:
+    """Return that code which is not ours failed, and how, in one line. ``what``: it, in words, such
+    as ``stop.rule`` or ``the function count``."""
+    return f"{what} failed: {in_one_line(error)}"
+
+
 def traceback_lines(error: BaseException) -> list[str]:
     """Return the exception's traceback as lines, without line ends."""
     return "".join(traceback.format_exception(error)).rstrip().splitlines()

@@ -42,6 +42,20 @@ def before_now():
     return Law()
 
 
+def raising():
+    return lambda tasks: 1 / 0
+
+
+def away():
+    class Law:
+        def online(self, devices, t):
+            return {}["shift"]
+
+        until = next_online = online
+
+    return Law()
+
+
 def a_number():
     return 7
 """
@@ -185,6 +199,14 @@ def test_a_resumed_run_says_that_its_law_is_another(line: Path, tmp_path: Path) 
         (
             {"availability": {"kind": "commuters:before_now"}},
             r"until\(\) said -1\.0 for device \d+ at 0\.0 s",
+        ),
+        (
+            {"failures": {"law": "commuters:raising"}},
+            r'failures\.law = "commuters:raising" failed: ZeroDivisionError: .*commuters\.py',
+        ),
+        (
+            {"availability": {"kind": "commuters:away"}},
+            r"online\(\) failed: KeyError: 'shift' \(in online, commuters\.py line \d+\)",
         ),
     ],
 )
@@ -449,7 +471,7 @@ def raises(): return lambda labels, devices, random: 1 / 0
         ("partition", "outside", r"gave the place 1000000; there are \d+ examples to train on"),
         ("partition", "twice", r"gave the example at 0 to several devices"),
         ("partition", "fractions", r"gave device 0 float64 of shape \(1,\)"),
-        ("partition", "raises", r"raised ZeroDivisionError"),
+        ("partition", "raises", r"failed: ZeroDivisionError"),
     ],
 )
 def test_wrong_data_are_refused(

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 from fleetlearn_protocol.errors import Code, FleetError
-from fleetlearn_protocol.user_errors import in_one_line
+from fleetlearn_protocol.user_errors import failure
 from numpy.typing import NDArray
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ def call_own(key: str, call: Callable[[], T]) -> T:
     try:
         return call()
     except Exception as error:
-        raise FleetError(Code.BAD_MESSAGE, f"{key} failed: {in_one_line(error)}") from error
+        raise FleetError(Code.BAD_MESSAGE, failure(key, error)) from error
 
 
 def real(values: object) -> NDArray[np.float64]:

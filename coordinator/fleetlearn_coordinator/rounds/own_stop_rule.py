@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.user_errors import failure
 
 from fleetlearn_coordinator.rounds.commands import Finish
 
@@ -62,7 +63,7 @@ class OwnStopRule:
         try:
             reason = self.rule((*self.rounds,))
         except Exception as error:
-            raise OwnRuleError(raised_by("stop.rule", error)) from error
+            raise OwnRuleError(failure("stop.rule", error)) from error
         if reason is None:
             return None
         if not isinstance(reason, str) or not reason:
@@ -71,8 +72,3 @@ class OwnStopRule:
             )
         version = self.rounds[-1].version
         return Finish(reason, "own", version, version)
-
-
-def raised_by(key: str, error: Exception) -> str:
-    """Return what an own rule raised, in words. ``key``: the plan's, which names the rule."""
-    return f"{key} raised {type(error).__name__}: {error}"

@@ -23,7 +23,7 @@ from fleetlearn_protocol.computations.function_layout import (
 )
 from fleetlearn_protocol.computations.function_settings import FunctionSums, SumArray
 from fleetlearn_protocol.computations.layout import Sums
-from fleetlearn_protocol.user_errors import in_one_line
+from fleetlearn_protocol.user_errors import failure
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -109,7 +109,7 @@ def _called(
     except MemoryError:
         raise
     except Exception as error:  # of the owner's code, of any kind
-        raise FunctionError(f"the function {name} failed: {in_one_line(error)}") from error
+        raise FunctionError(failure(f"the function {name}", error)) from error
     if not isinstance(found, Mapping):
         raise FunctionError(
             f"the function {name} returned a {type(found).__name__}; expected arrays by name"

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from fleetlearn_protocol.user_errors import in_one_line
+from fleetlearn_protocol.user_errors import failure
 
 from fleetlearn_device.conditions.condition import UnreadableError
 
@@ -44,7 +44,7 @@ def _of_function(function: Callable[[], bool | str | None]) -> Callable[[bool], 
         try:
             said = function()
         except Exception as error:  # the owner's code may raise anything
-            raise UnreadableError(f"{name} failed: {in_one_line(error)}") from None
+            raise UnreadableError(failure(name, error)) from None
         if said is True:
             return None
         return said if isinstance(said, str) and said else f"{name} says {said}"

@@ -16,7 +16,7 @@ from fleetlearn_protocol import extensions
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.extensions import ExtensionPoint
 from fleetlearn_protocol.messages import UPDATE, Task
-from fleetlearn_protocol.user_errors import in_one_line
+from fleetlearn_protocol.user_errors import failure
 from fleetlearn_protocol.vector import Vector, scatter
 
 from fleetlearn_device.runtimes.checks import DataError
@@ -64,7 +64,7 @@ def checked(name: str, function: Callable[..., Any]) -> Callable[[TaskWork], Tas
         except OF_THE_TRAINING:
             raise
         except Exception as error:  # of the owner's code, of any kind
-            raise TrainingError(f"{what} failed: {in_one_line(error)}") from error
+            raise TrainingError(failure(what, error)) from error
         if not np.array_equal(model, work.inputs.model, equal_nan=True):
             raise TrainingError(
                 f"{what} changed work.inputs.model in place; the update is the difference from it"

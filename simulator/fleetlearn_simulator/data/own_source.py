@@ -10,8 +10,9 @@ from fleetlearn_protocol.manifest import Input
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.generators import Arrays, Ids
-from fleetlearn_simulator.data.sources import Source, attempt, fitting
+from fleetlearn_simulator.data.sources import Source, fitting
 from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.scenario.own_algorithms import call_own
 
 Columns: TypeAlias = "Mapping[str, NDArray[Any]] | Sequence[NDArray[Any]]"
 """The arrays of a batch, by name or in the bundle's order. Their first axis is the examples."""
@@ -44,7 +45,7 @@ class OwnSource(Source):
     def examples(self, ids: Ids) -> NDArray[np.int64]:
         flat = np.ravel(ids)
         call = f"{self._call}examples() of {len(flat)} devices"
-        found = np.asarray(attempt(call, lambda: self._data.examples(flat, self._seed)))
+        found = np.asarray(call_own(call, lambda: self._data.examples(flat, self._seed)))
         if found.shape != flat.shape or found.dtype.kind not in "iu" or (found < 0).any():
             raise SimulatorError(
                 f"{call} returned {found.dtype} of shape {found.shape}; expected integers of shape "
@@ -65,5 +66,5 @@ class OwnSource(Source):
 
     def test(self) -> Arrays | None:
         call = f"{self._call}test({self._seed})"
-        given = attempt(call, lambda: self._data.test(self._seed))
+        given = call_own(call, lambda: self._data.test(self._seed))
         return None if given is None else fitting(call, lambda: given, self._inputs)

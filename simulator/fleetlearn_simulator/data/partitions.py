@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.errors import SimulatorError
+from fleetlearn_simulator.scenario.own_algorithms import call_own
 
 Indices: TypeAlias = NDArray[np.int64]
 Random: TypeAlias = np.random.Generator
@@ -138,10 +139,9 @@ def own_groups(
     """Divide examples by an own partition. Raises SimulatorError where it raises, or gives an
     example twice or one that is not there. ``name``: what the scenario calls it."""
     where = f'data.partition = "{name}"'
-    try:
-        parts = [np.asarray(part) for part in partition(labels.copy(), devices, random)]
-    except Exception as error:
-        raise SimulatorError(f"{where} raised {type(error).__name__}: {error}") from error
+    parts = call_own(
+        where, lambda: [np.asarray(part) for part in partition(labels.copy(), devices, random)]
+    )
     if len(parts) != devices:
         raise SimulatorError(f"{where} returned {len(parts)} parts for {devices} devices")
     for device, part in enumerate(parts):

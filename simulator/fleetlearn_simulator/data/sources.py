@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 from fleetlearn_device.runtimes.checks import DataError, check_batch, check_ranges, describe
@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from fleetlearn_simulator.data.generators import Arrays, Generator, Ids
 from fleetlearn_simulator.data.partitions import Groups, Indices
 from fleetlearn_simulator.errors import SimulatorError
-
-T = TypeVar("T")
+from fleetlearn_simulator.scenario.own_algorithms import call_own
 
 
 class Source(Protocol):
@@ -181,7 +180,7 @@ class FunctionSource(Source):
                 self._sizes[device] = self._made(device)
             else:
                 call = f"examples({device}, {self._seed}) beside {self._function}"
-                size = attempt(call, lambda: count(device, self._seed))
+                size = call_own(call, lambda: count(device, self._seed))
                 if not isinstance(size, int | np.integer) or size < 0:
                     raise SimulatorError(
                         f"{call} returned {size!r}; expected an integer, at least 0"
@@ -192,7 +191,7 @@ class FunctionSource(Source):
     def _made(self, device: int) -> int:
         """Return how many examples the function makes for a device; arrays without any are none."""
         call = f"{self._function}({device}, {self._seed})"
-        returned = attempt(call, lambda: self._make(device, self._seed))
+        returned = call_own(call, lambda: self._make(device, self._seed))
         arrays = [*returned.values()] if isinstance(returned, Mapping) else returned
         if (
             isinstance(arrays, tuple | list)
@@ -309,18 +308,10 @@ def _module(name: str, base: Path) -> ModuleType:
 def fitting(call: str, function: Callable[[], Any], inputs: Sequence[Input]) -> Arrays:
     """Return the arrays that a user's function makes, in the bundle's form. Raises SimulatorError.
     ``call``: it, in words."""
-    returned = attempt(call, function)
+    returned = call_own(call, function)
     try:
         arrays = check_batch(returned, inputs)
         check_ranges(arrays, inputs)
         return arrays
     except DataError as error:
         raise SimulatorError(f"{call} returned what does not fit the bundle: {error}") from None
-
-
-def attempt(call: str, function: Callable[[], T]) -> T:
-    """Return what a user's function returns. Raises SimulatorError where it raises."""
-    try:
-        return function()
-    except Exception as error:
-        raise SimulatorError(f"{call} raised {in_one_line(error)}") from error

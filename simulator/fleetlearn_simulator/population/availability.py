@@ -3,16 +3,19 @@ and whether it could train at all."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.population.availability_laws import AvailabilityLaw, Flags, our_law
 from fleetlearn_simulator.population.devices import Devices
 from fleetlearn_simulator.population.members import may_train
 from fleetlearn_simulator.population.traits import Floats, Ids
-from fleetlearn_simulator.scenario.own_algorithms import AVAILABILITY_LAW, own
+from fleetlearn_simulator.scenario.own_algorithms import AVAILABILITY_LAW, call_own, own
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.scenario.sections import AVAILABILITY
 
@@ -41,19 +44,18 @@ class CheckedLaw(AvailabilityLaw):
         self.name, self.law = name, law
 
     def online(self, devices: Devices, t: float) -> Flags:
-        found = np.asarray(self.law.online(devices, t))
-        self._check("online", found, len(devices), "b")
-        return found
+        return self._called("online", self.law.online, devices, t, "b")
 
     def until(self, devices: Devices, t: float) -> Floats:
-        return self._checked_times("until", self.law.until(devices, t), devices, t)
+        return self._checked_times("until", self.law.until, devices, t)
 
     def next_online(self, devices: Devices, t: float) -> Floats:
-        return self._checked_times("next_online", self.law.next_online(devices, t), devices, t)
+        return self._checked_times("next_online", self.law.next_online, devices, t)
 
-    def _checked_times(self, what: str, given: Floats, devices: Devices, t: float) -> Floats:
-        found = np.asarray(given)
-        self._check(what, found, len(devices), "f")
+    def _checked_times(
+        self, what: str, law: Callable[[Devices, float], Floats], devices: Devices, t: float
+    ) -> Floats:
+        found = self._called(what, law, devices, t, "f")
         if not (found >= t).all():  # NaN is not, either
             row = int(np.flatnonzero(~(found >= t))[0])
             raise SimulatorError(
@@ -62,13 +64,23 @@ class CheckedLaw(AvailabilityLaw):
             )
         return found
 
-    def _check(self, what: str, found: Floats | Flags, count: int, kind: str) -> None:
+    def _called(
+        self,
+        what: str,
+        law: Callable[[Devices, float], NDArray[Any]],
+        devices: Devices,
+        t: float,
+        kind: str,
+    ) -> NDArray[Any]:
+        found = call_own(f'{KEY} = "{self.name}": {what}()', lambda: np.asarray(law(devices, t)))
+        count = len(devices)
         if found.shape != (count,) or found.dtype.kind != kind:
             words = {"b": "bool", "f": "float64"}[kind]
             raise SimulatorError(
                 f'{KEY} = "{self.name}": {what}() returned {found.dtype} of shape {found.shape} '
                 f"for {count} devices; expected {words} of shape ({count},)"
             )
+        return found
 
 
 def online(scenario: Scenario, ids: Ids, t: float) -> Flags:

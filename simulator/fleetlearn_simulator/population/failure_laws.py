@@ -12,7 +12,7 @@ import numpy as np
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.population.devices import Devices
 from fleetlearn_simulator.population.traits import Floats, Ints
-from fleetlearn_simulator.scenario.own_algorithms import FAILURE_LAW, own
+from fleetlearn_simulator.scenario.own_algorithms import FAILURE_LAW, call_own, own
 from fleetlearn_simulator.scenario.scenario import Scenario
 from fleetlearn_simulator.scenario.sections import HAZARDS, Weibull
 
@@ -95,7 +95,8 @@ def own_law(scenario: Scenario) -> FailureLaw | None:
 def vanishing(law: FailureLaw, name: str, tasks: VanishingTasks) -> list[Floats | None]:
     """Return what an own law says of these tasks, row by row. Raises SimulatorError where it is not
     what a law returns."""
-    found, count = np.asarray(law(tasks)), len(tasks.devices)
+    found = call_own(f'{KEY} = "{name}"', lambda: np.asarray(law(tasks)))
+    count = len(tasks.devices)
     if found.shape != (len(PHASES), count) or found.dtype.kind != "f":
         raise SimulatorError(
             f'{KEY} = "{name}" returned {found.dtype} of shape {found.shape} for {count} tasks; '

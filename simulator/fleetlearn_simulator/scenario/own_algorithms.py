@@ -10,6 +10,7 @@ from fleetlearn_coordinator.plan.own_algorithms import find_point
 from fleetlearn_device.training.own_algorithm import LOCAL_ALGORITHM
 from fleetlearn_protocol import extensions
 from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint, Origin
+from fleetlearn_protocol.user_errors import failure
 
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.sections import AVAILABILITY, DATA, HAZARDS
@@ -50,6 +51,15 @@ def own(point: ExtensionPoint[T], name: str, parameters: Mapping[str, Any] | Non
         return extensions.make_once(point, name, parameters or {}, where)
     except ExtensionError as error:
         raise SimulatorError(str(error)) from error
+
+
+def call_own(what: str, call: Callable[[], T]) -> T:
+    """Return what ``call`` returns. Raises SimulatorError where it raises anything. ``what``: the
+    user's function, in words."""
+    try:
+        return call()
+    except Exception as error:
+        raise SimulatorError(failure(what, error)) from error
 
 
 class OwnAlgorithm(NamedTuple):

@@ -44,7 +44,7 @@ def test_it_cannot_change_what_it_is_told() -> None:
         rounds.clear()  # type: ignore[attr-defined]
         return None
 
-    with pytest.raises(OwnRuleError, match=r"stop\.rule raised AttributeError"):
+    with pytest.raises(OwnRuleError, match=r"stop\.rule failed: AttributeError"):
         told(greedy, [1.0]).finish()
 
 
@@ -53,7 +53,7 @@ def test_it_cannot_change_what_it_is_told() -> None:
     [
         (lambda rounds: True, r"returned True; expected None, or why"),
         (lambda rounds: "", r"returned ''; expected"),
-        (lambda rounds: rounds[0].metrics["accuracy"], r"raised KeyError: 'accuracy'"),
+        (lambda rounds: rounds[0].metrics["accuracy"], r"failed: KeyError: 'accuracy'"),
     ],
 )
 def test_a_wrong_answer_is_named(rule: StopRule, refusal: str) -> None:

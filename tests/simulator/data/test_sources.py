@@ -153,7 +153,7 @@ def test_an_installed_modules_function() -> None:
             ),
         ),
         ("mine:value", "has no function value"),
-        ("mine:fails", r"mine:fails\(4, 5\) raised KeyError: 4 \(in fails, mine\.py line \d+\)"),
+        ("mine:fails", r"mine:fails\(4, 5\) failed: KeyError: 4 \(in fails, mine\.py line \d+\)"),
         (
             "mine:wrong",
             r"mine:wrong\(4, 5\) returned what does not fit the bundle: array x has shape \(4, 5\)",

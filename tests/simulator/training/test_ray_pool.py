@@ -308,7 +308,7 @@ def test_an_error_of_the_datas_function_is_raised_once(
     with pytest.raises(SimulatorError) as caught:
         backend.train(RoundInputs(model), [Job(device, 1, None) for device in (0, 1, 3, 4)])
     assert caught.value.text.startswith(
-        "lines:make(3, 0) raised KeyError: 'no such patient' (in make, lines.py line "
+        "lines:make(3, 0) failed: KeyError: 'no such patient' (in make, lines.py line "
     )
     (note,) = caught.value.__notes__
     assert note.startswith("Raised by a worker on Ray's node 127.0.0.1:\n")

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from fleetlearn_coordinator.rounds.own_stop_rule import OwnRuleError, raised_by
+from fleetlearn_protocol.user_errors import failure
+
+from fleetlearn_coordinator.rounds.own_stop_rule import OwnRuleError
 from fleetlearn_coordinator.rounds.selection_rules import Stated
 from fleetlearn_coordinator.rounds.strategies.device_memory import DeviceRecord
 
@@ -50,7 +52,7 @@ def choose(strategy: SelectionStrategy, choice: Choice) -> list[str]:
     try:
         chosen = [*strategy(choice)]
     except Exception as error:
-        raise OwnRuleError(raised_by("selection.strategy", error)) from error
+        raise OwnRuleError(failure("selection.strategy", error)) from error
     known = {device.name for device in choice.devices}
     wrong = [name for name in chosen if not isinstance(name, str) or name not in known]
     if wrong:

@@ -117,8 +117,8 @@ def test_it_may_be_given_candidates_alone() -> None:
         (lambda choice: ["z"], r"chose 'z', which is none of the 2 devices that wait"),
         (lambda choice: [0], r"chose 0, which is none"),
         (lambda choice: ["a", "b", "a"], r"chose a twice"),
-        (lambda choice: 1 / 0, r"raised ZeroDivisionError: division by zero"),
-        (lambda choice: None, r"raised TypeError"),
+        (lambda choice: 1 / 0, r"failed: ZeroDivisionError: division by zero"),
+        (lambda choice: None, r"failed: TypeError"),
     ],
 )
 def test_a_wrong_choice_is_named(strategy: SelectionStrategy, refusal: str) -> None:
