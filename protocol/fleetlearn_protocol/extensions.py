@@ -17,18 +17,17 @@ listed, and a package that is only installed is never imported.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, cast, get_type_hints
+from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 import msgspec
 
@@ -68,23 +67,10 @@ class ExtensionPoint(Generic[T]):
         return f"{GROUP}.{self.name.replace(' ', '-')}"
 
 
-class Origin(NamedTuple):
-    """Where an extension comes from. A run remembers it, and says when it has changed."""
-
-    name: str
-    """As it was named."""
-    version: str
-    """Of the distribution that has its module; empty where no installed distribution has it."""
-    source: str
-    """The first 16 hexadecimal digits of the SHA-256 of its module's file; empty: it has none."""
-
-    def __str__(self) -> str:
-        return " ".join([self.name, *filter(None, [self.version, self.source])])
-
-
 @dataclass
 class _Known:
     modules: list[str] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
     registered: dict[tuple[str, str], Factory] = field(default_factory=dict)
     made: dict[tuple[str, str, bytes], Any] = field(default_factory=dict)
     """Point, name and parameters as JSON -> what was made of them."""
@@ -99,8 +85,11 @@ def allow(modules: Iterable[str], folder: Path | None = None) -> None:
     ``folder``: where modules are looked for too, after all other places. Raises ExtensionError
     where a module's name is none, or no such module is there. Nothing is imported.
     """
-    if folder is not None and str(folder) not in sys.path:
-        sys.path.append(str(folder))  # last, so that a file there hides no installed module
+    if folder is not None:
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))  # last, so that a file there hides no installed module
+        if folder not in _known.folders:
+            _known.folders.append(folder)
     for module in modules:
         if not re.fullmatch(_MODULE, module):
             raise ExtensionError(
@@ -121,6 +110,11 @@ def allow(modules: Iterable[str], folder: Path | None = None) -> None:
 def allowed_modules() -> tuple[str, ...]:
     """Return the listed modules."""
     return tuple(_known.modules)
+
+
+def folders() -> tuple[Path, ...]:
+    """Return where listed modules are looked for beside the installed ones."""
+    return tuple(_known.folders)
 
 
 def register(point: ExtensionPoint[Any], name: str, factory: Factory) -> None:
@@ -224,7 +218,7 @@ def find(point: ExtensionPoint[Any], name: str, where: str) -> Factory:
     registered = _registered(point)
     if name in registered:
         return registered[name]
-    target = _entry_points(point).get(name) or _installed(point).get(name, name)
+    target = _target(point, name)
     if not _NAME.fullmatch(target):
         takes = "one such as my_package:my_function"
         raise ExtensionError(f"{where} = {name!r} is no own algorithm's name; it takes {takes}")
@@ -247,34 +241,26 @@ def find(point: ExtensionPoint[Any], name: str, where: str) -> Factory:
         raise ExtensionError(
             f"{where} = {name!r}: {file} has no function {function}; expected {_expected(point)}"
         )
-    home = _home(factory)
-    if not _is_allowed(home):  # subprocess.Popen, say, which the module uses
+    defined = home(factory)
+    if not _is_allowed(defined):  # subprocess.Popen, say, which the module uses
         raise ExtensionError(
-            f"{where} = {name!r}: {module_name} imports {function} from {home or 'elsewhere'}, "
+            f"{where} = {name!r}: {module_name} imports {function} from {defined or 'elsewhere'}, "
             "which is not listed: a plan could call whatever a listed module uses. Define a "
             "function in the module, or list that one too"
         )
     return factory  # type: ignore[no-any-return]  # callable() says no more
 
 
-def _home(factory: Any) -> str:
+def module_of(point: ExtensionPoint[Any], name: str) -> str | None:
+    """Return the module that the name says; None: it is a registered one's. Nothing is imported."""
+    return None if name in _registered(point) else _target(point, name).partition(":")[0]
+
+
+def home(factory: Any) -> str:
     """Return the module in which a function, a class or what a class calls was defined."""
     while isinstance(factory, partial):
         factory = factory.func
     return getattr(factory, "__module__", None) or ""
-
-
-def origin(point: ExtensionPoint[Any], name: str, where: str) -> Origin:
-    """Return where the extension comes from. ``where`` is for errors. Raises ExtensionError."""
-    factory = find(point, name, where)
-    module = inspect.getmodule(factory)
-    file = None if module is None else getattr(module, "__file__", None)
-    source = ""
-    with suppress(OSError):  # a module in an archive has no file of its own
-        source = "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
-    root = "" if module is None else module.__name__.partition(".")[0]
-    found = metadata.packages_distributions().get(root, [])
-    return Origin(name, metadata.version(found[0]) if found else "", source)
 
 
 @contextmanager
@@ -294,6 +280,11 @@ def _expected(point: ExtensionPoint[Any]) -> str:
     if point.arguments:
         return f"a {point.name} of {', '.join(point.arguments)}"
     return f"one with keyword parameters that returns a {point.name}"
+
+
+def _target(point: ExtensionPoint[Any], name: str) -> str:
+    """Return the name as ``module:function``, or itself where it is none."""
+    return _entry_points(point).get(name) or _installed(point).get(name, name)
 
 
 def _registered(point: ExtensionPoint[Any]) -> dict[str, Factory]:

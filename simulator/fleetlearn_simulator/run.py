@@ -469,7 +469,9 @@ def _result_part(fleet: Fleet) -> dict[str, Any]:
 def _own_part(fleet: Fleet) -> dict[str, Any]:
     """Return what the run used of other packages: key of the scenario -> name, version and
     source."""
-    found = {each.where: str(each.origin) for each in own_algorithms(fleet.scenario)}
+    computation = fleet.coordinator.rules.computation
+    settings = () if computation is None else (computation.settings,)
+    found = {each.where: str(each.origin) for each in own_algorithms(fleet.scenario, settings)}
     return {OWN: found} if found else {}
 
 

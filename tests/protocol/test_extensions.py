@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from zipfile import ZipFile
 
 import pytest
 from fleetlearn_protocol import extensions
@@ -177,16 +175,6 @@ def test_entry_points_of_listed_modules_have_short_names(folder: Path) -> None:
     extensions.allow(["lucky_numbers"])
     assert extensions.names(NUMBER) == ["seven"]
     assert make("seven") == 7
-    digest = hashlib.sha256((folder / "lucky_numbers.py").read_bytes()).hexdigest()[:16]
-    assert extensions.origin(NUMBER, "seven", WHERE) == ("seven", "1.2.3", digest)
-    assert str(extensions.origin(NUMBER, "seven", WHERE)) == f"seven 1.2.3 {digest}"
-
-
-def test_the_origin_of_a_file_is_its_source(folder: Path) -> None:
-    extensions.allow(["lucky_package"], folder)
-    name = "lucky_package.inner:plain"
-    digest = hashlib.sha256((folder / "lucky_package" / "inner.py").read_bytes()).hexdigest()[:16]
-    assert extensions.origin(NUMBER, name, WHERE) == (name, "", digest)
 
 
 def test_the_same_parameters_make_it_once(folder: Path) -> None:
@@ -277,11 +265,3 @@ def test_a_script_that_ends_itself_ends_no_process(folder: Path) -> None:
     extensions.allow(["lucky_script"], folder)
     with pytest.raises(ExtensionError, match="lucky_script cannot be imported: SystemExit"):
         make("lucky_script:plain")
-
-
-def test_a_module_in_an_archive_has_no_file(folder: Path) -> None:
-    with ZipFile(folder / "lucky.zip", "w") as archive:
-        archive.writestr("lucky_archived.py", SOURCE)
-    extensions.allow(["lucky_archived"], folder / "lucky.zip")
-    assert make("lucky_archived:plain") == 7
-    assert extensions.origin(NUMBER, "lucky_archived:plain", WHERE).source == ""

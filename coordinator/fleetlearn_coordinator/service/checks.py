@@ -24,6 +24,7 @@ from fleetlearn_protocol.addresses import is_loopback
 from fleetlearn_protocol.date_text import date_text
 from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 from fleetlearn_protocol.errors import FleetError, in_words, many
+from fleetlearn_protocol.extensions import ExtensionError
 from fleetlearn_protocol.manifest import Manifest
 
 from fleetlearn_coordinator.network import process_settings
@@ -95,8 +96,6 @@ def check_plan(plan: Plan, service: ServiceSettings, run: str = "") -> Checks:
     try:
         plan.check_served(service)
         yield CheckView("plan", GOOD, f"{plan.file}: {plan.name}, recipe {plan.recipe}")
-        for key, origin in own_origins(plan, ()).items():
-            yield CheckView("own algorithm", GOOD, f"{key} = {origin}")
     except FleetError as error:
         yield CheckView("plan", BAD, error.text, "change the plan or the service file")
     for remark in without_effect(plan):
@@ -104,6 +103,7 @@ def check_plan(plan: Plan, service: ServiceSettings, run: str = "") -> Checks:
     if plan.privacy is not None:
         yield check_privacy(plan)
     elements = words = update = 0
+    manifests: dict[str, Manifest] = {}
     try:
         manifests = {name: open_bundle(path).manifest for name, path in plan.members.items()}
         for manifest in manifests.values():
@@ -121,6 +121,9 @@ def check_plan(plan: Plan, service: ServiceSettings, run: str = "") -> Checks:
     except FleetError as error:
         do = "export the model again, or change the plan"
         yield CheckView("bundle", BAD, error.text, do)
+    with suppress(ExtensionError):  # what cannot be had is said of the plan, or of the bundle
+        for key, origin in own_origins(plan, manifests.values()).items():
+            yield CheckView("own algorithm", GOOD, f"{key} = {origin}")
     if plan.secure is not None:
         # It brings asyncio, cryptography and http.client: others need not wait for them.
         from fleetlearn_coordinator.service.helper_check import check_helper
@@ -247,7 +250,7 @@ def check_disk(plan: Plan, service: ServiceSettings, size: int, update: int) -> 
         place = place.parent
     free = shutil.disk_usage(place).free
     models = 2 * size * (plan.models.last + 2 + (plan.models.best or 0))  # with optimizers' state
-    updates = update * most_spool_files(service.uploads, plan.updates_kept)
+    updates = update * most_spool_files(service.uploads, _updates_kept(plan))
     needed = models + updates
     found = f"{_gib(free)} free; the models and a round's updates take up to {_gib(needed)}"
     if free < needed:
@@ -259,6 +262,14 @@ def check_disk(plan: Plan, service: ServiceSettings, size: int, update: int) -> 
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
+
+
+def _updates_kept(plan: Plan) -> int:
+    """Return how many updates of a round are kept; 0 where the plan's aggregator cannot be had."""
+    try:
+        return plan.updates_kept
+    except FleetError:  # the check of the plan says so
+        return 0
 
 
 def check_run(place: RunPlace, plan: Plan | None = None) -> CheckView:
@@ -462,7 +473,7 @@ def check_files(service: ServiceSettings, plan: Plan | None) -> CheckView:
     limit = hard  # the coordinator raises its own
     if limit == resource.RLIM_INFINITY:
         return CheckView("open files", GOOD, "no limit")
-    kept = 0 if plan is None else plan.updates_kept
+    kept = 0 if plan is None else _updates_kept(plan)
     files = most_spool_files(service.uploads, kept)
     shares = process_settings.places(service.max_connections, files=files)
     spare = max(0, limit - soft)

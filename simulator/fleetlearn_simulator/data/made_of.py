@@ -8,10 +8,8 @@ an upgrade.
 
 from __future__ import annotations
 
-import ast
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.source_files import source_files
 
 from fleetlearn_simulator.data.sources import Source
 from fleetlearn_simulator.scenario.own_algorithms import own_algorithms
@@ -57,8 +56,8 @@ def made_of(
 
     What a file is for, with its name -> the SHA-256 of its content: the bundle, the data's arrays,
     the trace of availability, the module of the data's function and the modules beside it that it
-    imports. For other packages' functions: their version and their module's SHA-256, and the
-    modules that they import from the folder of plugins. ``values``: dotted key of the scenario ->
+    imports. For own algorithms: the version of their package, and the modules that they use of it
+    and of the folder of [plugins]. ``values``: dotted key of the scenario ->
     its value; paths are left out, since files may move. ``examples``: number of a device -> the
     SHA-256 of what the data's function makes for it; these few devices tell if the function reads a
     file that changed.
@@ -84,14 +83,13 @@ def made_of(
             parts[f"data.function's {file.name}"] = _digest(file)
     if by_code(scenario.data):
         parts[EXAMPLES] = {} if source is None else dict(_sample(source, scenario.population.size))
-    for each in own_algorithms(scenario):
+    computations = [bundle.manifest.computation for bundle in bundles.values()]
+    for each in own_algorithms(scenario, computations):
         if _may_change(each.where):  # a stop rule
             continue
         parts[f"{each.where} = {each.origin.name}"] = str(each.origin)
-        plugins = scenario.service.plugins
-        if plugins is not None and plugins.folder is not None:
-            for file in _beside(each.module, plugins.folder):
-                parts[f"{each.where}'s {file.name}"] = _digest(file)
+        for module, file in each.files.items():
+            parts[f"{each.where}'s module {module}"] = _digest(file)
     rows = (row for section in KEYS for row in values_of(section, getattr(scenario, section)))
     parts[VALUES] = {key: value for key, value in rows if not _may_change(key)}
     return parts
@@ -165,46 +163,13 @@ def _shown(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
-def _modules(name: str, base: Path) -> Iterator[Path]:
-    """Yield the file of a module, and of the modules in ``base`` that it imports, directly or
-    through others.
-
-    Their code is read and not run: a user's module may load all of its data when it is imported."""
-    files = [*_beside(name, base)]
-    yield from files
-    if not files and (spec := find_spec(name)) is not None and spec.origin is not None:
-        yield Path(spec.origin)  # an installed module
-
-
-def _beside(name: str, base: Path) -> Iterator[Path]:
-    """Yield the same, of a module in ``base``."""
-    waiting, seen = [name], set[Path]()
-    while waiting:
-        file = _file(waiting.pop(), base)
-        if file is None or file in seen:
-            continue
-        seen.add(file)
-        yield file
-        with suppress(SyntaxError, ValueError):  # the import says so, with the line
-            waiting += _imported(ast.parse(file.read_bytes()))
-
-
-def _file(module: str, base: Path) -> Path | None:
-    path = base.joinpath(*module.split("."))
-    return next(
-        (file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None
-    )
-
-
-def _imported(code: ast.Module) -> Iterator[str]:
-    """Yield the names of what a module may import. Names of functions among them are no files, and
-    do no harm."""
-    for node in ast.walk(code):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+def _modules(name: str, base: Path) -> Iterable[Path]:
+    """Return the file of a module, and of the modules in ``base`` that it imports, directly or
+    through others."""
+    if files := source_files([name], {}, [base]):
+        return files.values()
+    spec = find_spec(name)  # an installed module
+    return [] if spec is None or spec.origin is None else [Path(spec.origin)]
 
 
 def _digest(file: Path) -> str:

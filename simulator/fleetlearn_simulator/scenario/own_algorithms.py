@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fleetlearn_coordinator.plan.own_algorithms import POINTS as PLAN_POINTS
 from fleetlearn_coordinator.plan.own_algorithms import find_point
 from fleetlearn_device.training.own_algorithm import LOCAL_ALGORITHM
 from fleetlearn_protocol import extensions
-from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint, Origin
+from fleetlearn_protocol.computations.function_layout import DEVICE_FUNCTION, NEXT_STATE
+from fleetlearn_protocol.computations.function_settings import FunctionSums
+from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint
+from fleetlearn_protocol.origins import Origin, origin, used_files
 from fleetlearn_protocol.user_errors import failure
 
 from fleetlearn_simulator.errors import SimulatorError
@@ -68,23 +72,20 @@ class OwnAlgorithm(NamedTuple):
     where: str
     """The key that names it."""
     origin: Origin
-    module: str
-    """The name of its module."""
+    files: Mapping[str, Path]
+    """What its code is in: module -> file."""
 
     def __str__(self) -> str:
         return f"{self.where} = {self.origin}"
 
 
-def own_algorithms(scenario: Scenario) -> list[OwnAlgorithm]:
-    """Return what a scenario names of other packages. Raises SimulatorError."""
+def own_algorithms(scenario: Scenario, computations: Iterable[object]) -> list[OwnAlgorithm]:
+    """Return what a scenario names of other packages. ``computations``: the settings of its
+    bundles' computations, which name functions too. Raises SimulatorError."""
     try:
         return [
-            OwnAlgorithm(
-                where,
-                extensions.origin(point, name, where),
-                extensions.find(point, name, where).__module__,
-            )
-            for point, name, where in _named(scenario)
+            OwnAlgorithm(where, origin(point, name, where), used_files(point, name, where))
+            for point, name, where in (*_named(scenario), *_of_bundles(computations))
         ]
     except ExtensionError as error:
         raise SimulatorError(str(error)) from error
@@ -103,6 +104,13 @@ def _named(scenario: Scenario) -> Iterator[tuple[ExtensionPoint[Any], str, str]]
         yield each.point, each.name, f"plan.{each.key}"
     if scenario.plan.local.function is not None:
         yield LOCAL_ALGORITHM, scenario.plan.local.function, "plan.local.algorithm"
+
+
+def _of_bundles(computations: Iterable[object]) -> Iterator[tuple[ExtensionPoint[Any], str, str]]:
+    for settings in computations:
+        if isinstance(settings, FunctionSums):
+            yield DEVICE_FUNCTION, settings.device, "the bundle's device"
+            yield NEXT_STATE, settings.coordinator, "the bundle's coordinator"
 
 
 def find_local_algorithm(scenario: Scenario) -> None:

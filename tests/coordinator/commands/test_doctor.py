@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import sys
@@ -25,7 +26,7 @@ from fleetlearn_coordinator.storage.find_storage import STORES, find_storage
 from fleetlearn_coordinator.storage.identities import Identities
 from fleetlearn_coordinator.storage.ledger import Metadata
 from fleetlearn_coordinator.storage.runs import Runs
-from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol import extensions, open_bundle
 from fleetlearn_protocol.vector import views
 from memory_storage import SCHEME, memory_storage
 from peers import plan_text, update_of, write_test_bundle
@@ -370,3 +371,20 @@ def test_each_run_of_a_host(folder: Path) -> None:
     found = examine("service.toml", expected=6)
     assert found["run a"]["state"] == "good"
     assert "gone.toml" in found["run b"]["found"]
+
+
+def test_own_algorithms_are_named_with_their_origin(folder: Path) -> None:
+    (folder / "doctors_rules.py").write_text("def mean():\n    return lambda updates: 0\n")
+    more = {"aggregation__aggregator": "doctors_rules:mean"}
+    (folder / "plan.toml").write_text(plan_text(folder / "bundle", folder / "run", **more))
+    row = bad()
+    assert row["what"] == "plan"
+    assert '[plugins] modules = ["doctors_rules"]' in row["found"]
+    service = folder / "service.toml"
+    service.write_text(f'{service.read_text()}[plugins]\nmodules = ["doctors_rules"]\n')
+    with extensions.apart():
+        found = examine()["own algorithm"]
+    assert found["state"] == "good"
+    assert re.fullmatch(
+        "aggregation.aggregator = doctors_rules:mean [0-9a-f]{16}", found["found"]
+    ), found

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
-from fleetlearn_protocol import extensions
 from fleetlearn_protocol.computations.function_layout import NEXT_STATE
 from fleetlearn_protocol.computations.function_settings import FunctionSums
 from fleetlearn_protocol.manifest import Manifest
+from fleetlearn_protocol.origins import origin
 
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.storage.ledger import Ledger, Metadata
@@ -16,12 +16,13 @@ from fleetlearn_coordinator.storage.stored_json import decode
 
 OWN = "own_algorithms"
 """The key of the own algorithms, by the keys that name them, in the run's metadata."""
+OURS = "no own algorithm"
 WHAT = "what the database says of own algorithms"
 
 
 def own_origins(plan: Plan, manifests: Iterable[Manifest]) -> dict[str, str]:
     """Return where the plan's own algorithms come from: the key that names one -> its name, the
-    version of its package and the beginning of its file's SHA-256. ``manifests``: of the plan's
+    version of its package and the beginning of its source's SHA-256. ``manifests``: of the plan's
     bundles. Raises ExtensionError."""
     named = [(each.point, each.name, each.key) for each in plan.own_names()]
     named += [
@@ -29,19 +30,23 @@ def own_origins(plan: Plan, manifests: Iterable[Manifest]) -> dict[str, str]:
         for manifest in manifests
         if isinstance(manifest.computation, FunctionSums)
     ]
-    return {key: str(extensions.origin(point, name, key)) for point, name, key in named}
+    return {key: str(origin(point, name, key)) for point, name, key in named}
 
 
 def look_at_origins(now: dict[str, str], ledger: Ledger) -> tuple[list[str], list[Metadata]]:
     """Return what has changed since the run was served last, and the rows that remember these
-    algorithms. ``now``: of ``own_origins``."""
+    algorithms. ``now``: of ``own_origins``.
+
+    Nothing has changed where the run is new, or where an earlier version served it, which
+    remembered none."""
     stored = ledger.get(OWN)
-    before = {} if stored is None else decode(stored, dict[str, str], WHAT)
-    if now == before:
-        return [], []
+    row = Metadata(OWN, msgspec.json.encode(now).decode())
+    if stored is None:
+        return [], [row]
+    before = decode(stored, dict[str, str], WHAT)
     changes = [
-        f"{key} was {before[key]} and is {now[key]}"
-        for key in now
-        if key in before and before[key] != now[key]
+        f"{key} was {before.get(key, OURS)} and is {now.get(key, OURS)}"
+        for key in {**before, **now}
+        if before.get(key) != now.get(key)
     ]
-    return changes, [Metadata(OWN, msgspec.json.encode(now).decode())]
+    return changes, [row] if changes else []

@@ -61,7 +61,10 @@ def test_a_plan_of_an_earlier_version_has_fewer_keys(make_plan: PlanMaker) -> No
     store.close()
 
 
-def test_a_start_says_which_own_functions_are_others(
+SAID = "own algorithms are others than when the run was served last"
+
+
+def test_a_start_says_which_own_algorithms_are_others(
     make_plan: PlanMaker, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     caplog.set_level("INFO", "fleetlearn")
@@ -76,22 +79,27 @@ def test_a_start_says_which_own_functions_are_others(
         sys.modules.pop(name, None)
         importlib.invalidate_caches()
 
+    def said_last() -> str:
+        return [text for text in caplog.messages if SAID in text][-1]
+
     mean = "def mean():\n    return lambda updates: updates.combination(updates.weights)\n"
     own = {"aggregation__aggregator": f"{name}:mean"}
     start(mean, **own)
     assert f"own algorithms: aggregation.aggregator = {name}:mean " in caplog.text
     start(mean, **own)
-    assert "others than when" not in caplog.text
+    assert SAID not in caplog.text
     start(f"{mean}# mended\n", **own)
-    (said,) = [text for text in caplog.messages if "others than when" in text]
     first, second = (
         hashlib.sha256(code.encode()).hexdigest()[:16] for code in (mean, f"{mean}# mended\n")
     )
-    assert said.endswith(
+    assert said_last().endswith(
         f"aggregation.aggregator was {name}:mean {first} and is {name}:mean {second}"
     )
     start(mean)
-    start(f"{mean}# again\n", **own)
-    assert len([text for text in caplog.messages if "others than when" in text]) == 1, (
-        "there was none when the run was served last"
+    assert said_last().endswith(
+        f"aggregation.aggregator was {name}:mean {second} and is no own algorithm"
     )
+    start(f"{mean}# again\n", **own)
+    assert f"aggregation.aggregator was no own algorithm and is {name}:mean " in said_last()
+    start(f"{mean}# again\n", **own)
+    assert len([text for text in caplog.messages if SAID in text]) == 3, "once each"
