@@ -21,6 +21,7 @@ from fleetlearn_coordinator.conversation.port import Port, Spool
 from fleetlearn_coordinator.gateways import wire
 from fleetlearn_coordinator.gateways.bus import Bus
 from fleetlearn_coordinator.gateways.gateway_link import GatewayLink, KnownAs, RemoteDevice
+from fleetlearn_coordinator.gateways.gateway_messages import HANDLERS
 from fleetlearn_coordinator.gateways.lent_files import PutNumbers
 from fleetlearn_coordinator.gateways.local_bus import listen_locally
 from fleetlearn_coordinator.gateways.nats_listener import NatsListener
@@ -248,7 +249,7 @@ class EngineHost:
         return self._let_in(bus, KnownAs(number, name))
 
     def _let_in(self, bus: Bus, known: KnownAs | None = None) -> GatewayLink:
-        link = GatewayLink(self, bus, known)
+        link = GatewayLink(self, bus, HANDLERS, known)
         self._buses.add(link)
         return link
 

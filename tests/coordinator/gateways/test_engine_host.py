@@ -13,7 +13,8 @@ import pytest
 from fleetlearn_coordinator import read_model
 from fleetlearn_coordinator.conversation.pending import Pending
 from fleetlearn_coordinator.gateways import run_behind
-from fleetlearn_coordinator.gateways.gateway_link import HANDLERS, GatewayLink
+from fleetlearn_coordinator.gateways.gateway_link import GatewayLink
+from fleetlearn_coordinator.gateways.gateway_messages import HANDLERS
 from fleetlearn_coordinator.gateways.published_files import PublishedFiles
 from fleetlearn_coordinator.gateways.wire import (
     AskAnnounce,
@@ -343,7 +344,7 @@ async def test_nothing_is_promised_for_a_run_that_is_served_no_more(
     def open_ledger(storage: FileStorage, *, power: bool, any_thread: bool) -> HeldLedger:
         return HeldLedger(storage.folder / DATABASE, power=power, any_thread=True)
 
-    save, ended = GatewayLink._save, asyncio.Event()
+    save, ended = HANDLERS[AskSave], asyncio.Event()
 
     def save_and_end(link: GatewayLink, message: Any) -> None:
         save(link, message)
