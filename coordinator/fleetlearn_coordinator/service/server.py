@@ -5,21 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from math import inf
 from typing import Any
 
 import msgspec
 from fleetlearn_protocol.encodings import FLOAT32
-from fleetlearn_protocol.errors import MAX_TEXT, Code, FleetError, ProtocolError, in_words
+from fleetlearn_protocol.errors import Code, FleetError, ProtocolError, in_words
 from fleetlearn_protocol.exchanges import EXCHANGE_KINDS
 from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.messages import (
-    PLAIN,
-    ROWS,
     Cancel,
     CheckIn,
     ComeBack,
@@ -28,18 +24,14 @@ from fleetlearn_protocol.messages import (
     Report,
     VectorReference,
 )
-from fleetlearn_protocol.versions import SEPARATE_BUFFERS, STEP_SCHEDULES, agreed_version
 
 from fleetlearn_coordinator.aggregation.partial_sum import Adders
 from fleetlearn_coordinator.conversation.begun import Announced, BegunUpload
-from fleetlearn_coordinator.conversation.masked_reports import check_masked
 from fleetlearn_coordinator.conversation.port import Admitted, Spool
-from fleetlearn_coordinator.conversation.uploads import check_parts, check_work
 from fleetlearn_coordinator.dashboard.run_history import FleetNow
 from fleetlearn_coordinator.network.host import spread, welcome
 from fleetlearn_coordinator.network.run_host import RunHost
 from fleetlearn_coordinator.plan.distil_files import distillation_bundles
-from fleetlearn_coordinator.plan.secure_tasks import why_not_secure
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
     Ask,
@@ -53,15 +45,15 @@ from fleetlearn_coordinator.rounds.commands import (
 )
 from fleetlearn_coordinator.rounds.pace import FinishedReturns
 from fleetlearn_coordinator.rounds.selection_rules import stated_in
-from fleetlearn_coordinator.rounds.settings import Phase
-from fleetlearn_coordinator.rounds.waiting_words import waits_for, waits_for_in_general
-from fleetlearn_coordinator.service.allowed_functions import why_no_function
+from fleetlearn_coordinator.rounds.waiting_words import waits_for_in_general
+from fleetlearn_coordinator.service.able_devices import why_unable
 from fleetlearn_coordinator.service.contribution_asker import ContributionAsker
 from fleetlearn_coordinator.service.device_history import DeviceHistory
 from fleetlearn_coordinator.service.distil_asker import DistilAsker
 from fleetlearn_coordinator.service.fleet_minutes import KEYS, FleetMinutes, read_minutes
 from fleetlearn_coordinator.service.helper_asker import HelperAsker
 from fleetlearn_coordinator.service.live_state import LiveState
+from fleetlearn_coordinator.service.live_values import RunConnections, live_values
 from fleetlearn_coordinator.service.observers import (
     DeviceJoined,
     DeviceLeft,
@@ -72,11 +64,11 @@ from fleetlearn_coordinator.service.observers import (
 from fleetlearn_coordinator.service.round_asker import RoundAsker
 from fleetlearn_coordinator.service.run_clock import Clocks, RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
-from fleetlearn_coordinator.service.task_privacy import why_not_private
 from fleetlearn_coordinator.service.training_run.distilling import DistilQuestion
 from fleetlearn_coordinator.service.training_run.mask_sum import Answer, MaskQuestion
 from fleetlearn_coordinator.service.training_run.members import RunMember
 from fleetlearn_coordinator.service.training_run.pre_sums import PreSums, most_apart, pays_off
+from fleetlearn_coordinator.service.training_run.report_checks import check_report
 from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.service.worker_process import WorkerAnswer, WorkerProcess
 
@@ -217,65 +209,19 @@ class RunServer:
 
     def unfit(self, check_in: CheckIn) -> str:
         """Return why the device can have no task of this run, for its owner; empty if it can."""
-        if lacks := self._lacks(check_in):
-            return lacks
+        if why := why_unable(self.run, self.host, check_in):
+            return why
         limits, selection = self.engine.limits, self.run.selection
         if limits is not None and limits.is_done(check_in.device):
             return limits.why_not(check_in.device)
         return "" if selection is None else selection.why_not(check_in)
-
-    def _lacks(self, check_in: CheckIn) -> str:
-        """Return why the device cannot do any task of this run; empty if it can."""
-        if check_in.wants == "model":
-            return "the device takes no part, and fetches the newest model alone"
-        if check_in.error:
-            return f"the device says that it cannot work: {check_in.error}"[:MAX_TEXT]
-        if not self.host.can_sign_for(check_in):
-            return (
-                f"the device does only tasks signed with {' or '.join(check_in.trusts)}, and this "
-                "coordinator cannot"
-            )
-        if why := self.run.members.policy.why_not(check_in):
-            return why
-        if why := self.run.regions.why_not(check_in, self.host.region_of(check_in.device)):
-            return why
-        version = agreed_version(check_in)
-        buffers = any(member.bundle.manifest.buffers for member in self.run.members.all)
-        if buffers and version < SEPARATE_BUFFERS:
-            return (
-                "this run's model has buffers, such as BatchNorm's statistics, which version "
-                f"{SEPARATE_BUFFERS} of the protocol carries; the device speaks version {version}. "
-                "Update its fleetlearn"
-            )
-        if self.run.plan.local.step_schedule is not None and version < STEP_SCHEDULES:
-            return (
-                "this run's learning rate changes from step to step ([local.step_schedule]), which "
-                f"devices know from version {STEP_SCHEDULES} of the protocol on; the device speaks "
-                f"version {version}. Update its fleetlearn"
-            )
-        if why := why_not_private(self.run.reports.rules.privacy, check_in):
-            return why
-        if why := why_not_secure(self.run.tasks.secure, check_in):
-            return why
-        if why := why_no_function(
-            self.run.members.all[0].bundle.manifest, check_in, self.run.plan.local.function
-        ):
-            return why
-        algorithm, knows = self.run.plan.local.algorithm, (PLAIN, *check_in.algorithms)
-        if algorithm in knows:
-            return ""
-        text = (
-            f"this run trains with the algorithm {algorithm}, and the device knows "
-            f"{', '.join(knows)}"
-        )
-        return f"{text[: MAX_TEXT - 40]}. Update its fleetlearn"
 
     def join(self, check_in: CheckIn, now: float) -> None:
         device, held, now = check_in.device, check_in.held, self.clock.read(now)
         self.run.observers.tell([DeviceJoined(check_in)])
         if held is not None:
             self.run.budget.look_at_held(held, self.engine.round)
-        if self._lacks(check_in):  # it stays connected, for another plan
+        if why_unable(self.run, self.host, check_in):  # it stays connected, for another plan
             if device not in self._idle:  # its connection before this one may have been able
                 self._part_from(device)
                 self._idle.add(device)
@@ -320,26 +266,9 @@ class RunServer:
             return Announced(wanted=False)
         now = self.clock.read(now)
         self._carry_out(self.engine.announce(device, report.task, report.round, now), now)
-        self._check_report(report)
+        check_report(self.run, report, self._planned_before)
         begun = self.run.begun.take(report.task, report.parts)
         return Announced(wanted=True, begun=begun)
-
-    def _check_report(self, report: Report) -> None:
-        """Raise ProtocolError unless the report is one that its task asked for."""
-        plan, encodings = self.run.plan, {part.name: part.encoding for part in report.parts}
-        has_rows = encodings.pop(ROWS, None) is not None
-        exact = all(encoding == FLOAT32.name for encoding in encodings.values())
-        member = self.run.members.of_task(report.task)
-        manifest = member.bundle.manifest
-        asked = plan.exact_parts(manifest) if exact else plan.parts(manifest)
-        if has_rows:
-            asked = plan.parts_of_rows(asked, manifest)
-        check_parts(report, asked, manifest.elements_of)
-        epochs, secure = plan.local.epochs, self.run.tasks.secure
-        if secure is not None:
-            check_masked(report, secure, self.engine.round_of(report.task), epochs)
-        elif report.round > self._planned_before:
-            check_work(report, epochs)
 
     def keep_upload(self, device: str, begun: BegunUpload) -> None:
         if self.engine.leases.get(device) == begun.task:
@@ -393,7 +322,7 @@ class RunServer:
                 Code.STALE_ROUND, f"round {report.round} ended before the update was here"
             )
         # once more, as a gateway may ask to save what was not announced to this process
-        self._check_report(report)
+        check_report(self.run, report, self._planned_before)
         self.run.save_update(device, report, spool, largest, self.clock.now())
 
     def count_report(self, device: str, task: str, now: float) -> None:
@@ -702,74 +631,14 @@ class RunServer:
         return len(self._idle)
 
     def live(self) -> dict[str, Any]:
-        """What ``status`` shows of a running coordinator."""
-        uploads = self.host.uploads_of(self.spool)
-        return {
-            "time": time.time(),
-            "phase": self.engine.phase.value,
-            "round": self.engine.round,
-            "version": self.engine.version,
-            "connected": self.connected,
-            "idle": self.engine.waiting(),
-            "unable": self.unable,
-            "leases": len(self.engine.leases),
-            "goal": self.engine.settings.goal,
-            "deadline": self._deadline(),
-            "accepted": len(self.engine.accepted),
-            "dropped": self.engine.causes(),
-            "uploading": uploads.arriving,
-            "waits_for": waits_for(self.engine, self.clock.now()),
-            "queued": uploads.waiting,
-            **({} if self.run.selection is None else self.run.selection.selection.live()),
-            **({} if self.engine.pace is None else self.engine.pace.status(self.clock.now())),
-            "exchanges": self._open_exchanges(),
-            **self._gateways(),
-            **self._tasks_of_members(),
-            **self._regions(),
-        }
-
-    def _gateways(self) -> dict[str, Any]:
-        """Under ``gateways``: what each is like, where there are some."""
-        gateways = [gateway._asdict() for gateway in self.host.gateways_now()]
-        return {"gateways": gateways} if gateways else {}
-
-    def _regions(self) -> dict[str, Any]:
-        """Under ``regions``: how each is doing, where rounds have some."""
-        regional, now = self.engine.regional, self.clock.now()
-        if regional is None:
-            return {}
-        deadline = self.engine.deadline if self._deadline() is not None else inf
-        return {"regions": [each._asdict() for each in regional.in_numbers(deadline, now)]}
-
-    def _tasks_of_members(self) -> dict[str, Any]:
-        """Under ``members``: how many running tasks each member of a family has."""
-        members = self.run.members
-        if not members.is_family:
-            return {}
-        tasks = self.engine.book.tasks.values()
-        counts = Counter(members.of_task(task).name for task in tasks)
-        return {"members": {member.name: counts[member.name] for member in members.all}}
-
-    def _deadline(self) -> float | None:
-        """Return when the open round ends at the latest, in Unix time. None: no round is open, or
-        the run is paused."""
-        if self.engine.phase is not Phase.OPEN or self.engine.paused:
-            return None
-        return time.time() + self.engine.deadline - self.clock.now()
-
-    def _open_exchanges(self) -> dict[str, Any]:
-        """Kind -> how far its open exchange is."""
-        return {
-            kind: {
-                "number": series.number,
-                "phase": series.phase,
-                "version": series.version,
-                "devices": len(series.book.accepted),
-                "of": series.terms.devices,
-            }
-            for kind, series in self.engine.exchanges.items()
-            if series.is_open
-        }
+        """Return what ``status`` shows of a running coordinator."""
+        there = RunConnections(
+            self.connected,
+            self.unable,
+            self.host.uploads_of(self.spool),
+            self.host.gateways_now(),
+        )
+        return live_values(self.run, there, self.clock.now())
 
     async def stop(self, reason: str, *, tell: bool = True) -> None:
         """Tell every device to come back later, and wait STOP_TIMEOUT seconds at most for them to
