@@ -131,6 +131,18 @@ def complain(label: str, text: str) -> None:
     Console(stderr=True, soft_wrap=True).print(line, style="red", markup=False, highlight=False)
 
 
+def complain_of(label: str, error: FleetError | OSError) -> None:
+    """Print what an error says on standard error. Where a user's own algorithm raised, its
+    traceback stands below, without our frames."""
+    # here, so that commands which end well do not wait for these imports
+    from fleetlearn_protocol.extensions import allowed_modules
+    from fleetlearn_protocol.user_errors import own_traceback
+
+    complain(label, in_words(error, file=True))
+    for line in own_traceback(error, allowed_modules()):
+        print(f"  {line}", file=sys.stderr)
+
+
 def fail(label: str, text: str) -> NoReturn:
     """Print an error that the user can correct on standard error, and end with status 1."""
     complain(label, text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
@@ -57,6 +58,36 @@ def failure(what: str, error: BaseException) -> str:
 def traceback_lines(error: BaseException) -> list[str]:
     """Return the exception's traceback as lines, without line ends."""
     return "".join(traceback.format_exception(error)).rstrip().splitlines()
+
+
+def own_traceback(error: BaseException, modules: Iterable[str] = ()) -> list[str]:
+    """Return the traceback of the first error of the user's code among an error and its causes, as
+    lines; none where there is no such error. Frames of Python's and our code are left out.
+
+    ``modules``: those that the user listed, which are the user's code where they are installed.
+    """
+    listed = (*modules,)
+    cause: BaseException | None = error
+    while cause is not None:
+        users = [_is_users(frame, listed) for frame, _ in traceback.walk_tb(cause.__traceback__)]
+        # a module that cannot be parsed has no frame, and the error itself has its line
+        if any(users) or isinstance(cause, SyntaxError):
+            shown = traceback.TracebackException.from_exception(cause)
+            shown.__cause__ = shown.__context__ = None
+            kept = zip(shown.stack, users, strict=True)
+            shown.stack = traceback.StackSummary.from_list([frame for frame, own in kept if own])
+            return "".join(shown.format()).rstrip().splitlines()
+        cause = cause.__cause__ or cause.__context__
+    return []
+
+
+def _is_users(frame: FrameType, listed: tuple[str, ...]) -> bool:
+    if _is_python_or_ours(frame):
+        return False
+    module = frame.f_globals.get("__name__", "")
+    return not _is_installed(frame) or any(
+        module == each or module.startswith(f"{each}.") for each in listed
+    )
 
 
 def _innermost(error: BaseException) -> tuple[FrameType, int] | None:

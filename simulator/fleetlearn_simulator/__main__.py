@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
@@ -20,7 +21,7 @@ with needs("fleetlearn-simulate", "simulator"):
     from fleetlearn_coordinator.network.http_port import RefusedError
     from fleetlearn_device.runtimes.providers import ProviderName
     from fleetlearn_protocol.errors import FleetError, in_words
-    from fleetlearn_protocol.typer_app import command_app, fail, show_table
+    from fleetlearn_protocol.typer_app import command_app, complain_of, fail, show_table
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -471,7 +472,8 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except (FleetError, OSError) as error:
-        _fail(in_words(error, file=True))
+        complain_of("fleetlearn-simulate", error)
+        sys.exit(1)
 
 
 def _fail(text: str) -> NoReturn:

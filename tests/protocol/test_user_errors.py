@@ -11,9 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from fleetlearn_protocol.bundle import open_bundle
-from fleetlearn_protocol.errors import MAX_TEXT
+from fleetlearn_protocol.errors import MAX_TEXT, Code, FleetError
 from fleetlearn_protocol.manifest_file import read_manifest
-from fleetlearn_protocol.user_errors import in_one_line, is_expected, traceback_lines
+from fleetlearn_protocol.user_errors import (
+    in_one_line,
+    is_expected,
+    own_traceback,
+    traceback_lines,
+)
 
 LOADER = """
 import json
@@ -117,3 +122,41 @@ def test_a_user_s_error_in_our_call_is_the_user_s() -> None:
     error = caught(np.asarray, Broken())
     assert not is_expected(error)
     assert "MemoryError: no room (in __array__, test_user_errors.py line " in in_one_line(error)
+
+
+def wrapped(error: Exception) -> Exception:
+    """Return an error of ours whose cause is another one."""
+    try:
+        raise FleetError(Code.BAD_MESSAGE, "stop.rule failed") from error
+    except FleetError as ours:
+        return ours.with_traceback(None)  # without this test's own frame
+
+
+def test_the_traceback_of_own_code_has_its_frames_alone(loader: ModuleType) -> None:
+    lines = own_traceback(wrapped(caught(loader.load, "library")))
+    assert lines[0] == "Traceback (most recent call last):"
+    places = [line.strip() for line in lines if line.startswith("  File")]
+    assert [place.rpartition(", in ")[2] for place in places] == ["load", "look_up"]
+    assert lines[-1].startswith("json.decoder.JSONDecodeError: Expecting property name")
+
+
+def test_an_installed_package_is_own_code_where_it_is_listed(tmp_path: Path) -> None:
+    file = tmp_path / "site-packages" / "cut_rules" / "mean.py"
+    spaces = {"__name__": "cut_rules.mean"}
+    exec(compile("def fail():\n    return [][1]\n", str(file), "exec"), spaces)
+    error = caught(spaces["fail"])
+    assert own_traceback(wrapped(error)) == []
+    assert own_traceback(wrapped(error), ["other", "cut"]) == []
+    assert own_traceback(wrapped(error), ["cut_rules"])[-1] == "IndexError: list index out of range"
+
+
+def test_a_module_that_cannot_be_parsed_shows_its_line() -> None:
+    lines = own_traceback(wrapped(caught(compile, "x = (\n", "mine.py", "exec")))
+    assert lines[0].strip() == 'File "mine.py", line 1'
+    assert lines[-1] == "SyntaxError: '(' was never closed"
+
+
+def test_errors_of_ours_and_of_other_packages_have_no_own_traceback(tmp_path: Path) -> None:
+    missing = caught(read_manifest, tmp_path)
+    assert own_traceback(missing) == own_traceback(wrapped(missing)) == []
+    assert own_traceback(wrapped(caught(np.zeros, -1))) == []

@@ -218,6 +218,18 @@ def test_what_cannot_be_a_law_is_refused(
         simulate(Scenario.load(path, plugins=["commuters"]), tmp_path / "run", Options(workers=1))
 
 
+def test_the_command_shows_where_an_own_law_raised(line: Path, tmp_path: Path) -> None:
+    path = scenario_file(tmp_path, line, failures={"law": "commuters:raising"})
+    ended = run(path, "--plugin", "commuters")
+    assert ended.exit_code == 1
+    first, *below = ended.stderr.splitlines()
+    assert first.startswith("fleetlearn-simulate: failures.law")
+    assert below[0].strip() == "Traceback (most recent call last):"
+    (place,) = [text for text in below if text.strip().startswith("File ")]
+    assert '/commuters.py", line ' in place  # no frame of ours
+    assert below[-1].strip() == "ZeroDivisionError: division by zero"
+
+
 def test_a_module_that_is_not_there_is_named(line: Path, tmp_path: Path) -> None:
     path = scenario_file(tmp_path, line)
     with pytest.raises(SimulatorError, match=rf"no_such_commuters is not there.*{tmp_path}"):

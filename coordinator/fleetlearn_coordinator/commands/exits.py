@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-from fleetlearn_protocol.errors import FleetError, in_words
-from fleetlearn_protocol.typer_app import complain
+from fleetlearn_protocol.errors import FleetError
+from fleetlearn_protocol.typer_app import complain_of
 
 
 class ExitStatus(IntEnum):
@@ -50,7 +50,7 @@ def expected_errors() -> Iterator[None]:
     try:
         yield
     except (FleetError, OSError) as error:
-        complain("error", in_words(error, file=True))
+        complain_of("error", error)
         match error:
             case NoAnswerError():
                 sys.exit(ExitStatus.UNREACHABLE)
