@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from fleetlearn_protocol.errors import BundleError, Code, FleetError, ProtocolError
     from fleetlearn_protocol.manifest import Manifest
     from fleetlearn_protocol.manifest_file import read_manifest, write_manifest
+    from fleetlearn_protocol.own_encodings import BlockFormat
 
 __all__ = [
+    "BlockFormat",
     "Bundle",
     "BundleError",
     "Code",
@@ -38,6 +40,7 @@ _MODULES = {
     "errors": ("BundleError", "Code", "FleetError", "ProtocolError"),
     "manifest": ("Manifest",),
     "manifest_file": ("read_manifest", "write_manifest"),
+    "own_encodings": ("BlockFormat",),
 }
 
 

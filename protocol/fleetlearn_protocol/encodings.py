@@ -3,7 +3,7 @@
 A task names the encoding of each vector that it sends and of each part that it asks for. An
 encoding cuts the vector into blocks and writes each block by itself (formats/), the last one too if
 it is shorter. To add an encoding, add it to ENCODINGS, or to ``find_encoding`` if its name has
-parameters, and to section 4 of PROTOCOL.md.
+parameters, and to section 4 of PROTOCOL.md. own_encodings.py has those of other packages.
 """
 
 from __future__ import annotations
@@ -205,6 +205,13 @@ FAMILIES = (*ENCODINGS, TOP_K)
 names."""
 RESIDUAL = "residual"
 """The tied vector with what top-k has left out of a device's updates so far."""
+OWN_FAMILY = "own"
+"""The family of own encodings (own_encodings.py), in whose names are the bytes of a whole block, a
+hash, and whether they leave a residual."""
+_OWN_NAME = re.compile(rf"{OWN_FAMILY}-([1-9]\d{{0,4}})-[0-9a-f]{{12}}(?:-{RESIDUAL})?", re.ASCII)
+MOST_OWN = 256
+"""Own encodings that a process knows: of more, those that were made first are forgotten."""
+_own: dict[str, Encoding] = {}
 _TOP_K_NAME = re.compile(r"topk-(0\.\d{0,5}[1-9])(?:-(float16|int8))?", re.ASCII)
 
 
@@ -226,7 +233,28 @@ def word_bytes(encoding: Encoding) -> int:
 def leaves_residual(name: str) -> bool:
     """Return whether a device adds to its next update what this encoding left out of the last
     one."""
-    return family(name) == TOP_K
+    return family(name) == TOP_K or (is_own(name) and name.endswith(RESIDUAL))
+
+
+def is_own(name: str) -> bool:
+    """Return whether this is the name of an own encoding, known here or not."""
+    return _OWN_NAME.fullmatch(name) is not None
+
+
+def chunk_unit(name: str) -> int:
+    """Return the bytes of a whole block of the encoding of this name, which an upload's chunks must
+    hold; of an own encoding also where nobody has made it in this process. Raises ProtocolError
+    (bad-encoding)."""
+    found = _OWN_NAME.fullmatch(name)
+    return find_encoding(name).block_bytes if found is None else int(found[1])
+
+
+def add_encoding(encoding: Encoding) -> None:
+    """Let ``find_encoding`` find an own encoding in this process."""
+    _own.pop(encoding.name, None)
+    _own[encoding.name] = encoding
+    if len(_own) > MOST_OWN:
+        del _own[next(iter(_own))]
 
 
 def is_known(name: str, families: Collection[str]) -> bool:
@@ -237,16 +265,27 @@ def is_known(name: str, families: Collection[str]) -> bool:
         return False
 
 
-@lru_cache(maxsize=64)
 def find_encoding(name: str) -> Encoding:
     """Return the encoding of this name. Raises ProtocolError (bad-encoding), which says which names
     there are."""
+    own = _own.get(name)
+    return _find(name) if own is None else own
+
+
+@lru_cache(maxsize=64)
+def _find(name: str) -> Encoding:
     if name in ENCODINGS:
         return ENCODINGS[name]
     if name in _WHOLE:
         return _WHOLE[name]
     if name in _MASKED:
         return _MASKED[name]
+    if is_own(name):
+        raise ProtocolError(
+            Code.BAD_ENCODING,
+            f"the own encoding {name} is not known in this process: it is of another plan, or of "
+            "other parameters (docs/start/your-own-algorithm.md)",
+        )
     found = _TOP_K_NAME.fullmatch(name)
     if found is None:
         raise ProtocolError(

@@ -158,17 +158,32 @@ def make(point: ExtensionPoint[T], name: str, parameters: Mapping[str, Any], whe
     factory = find(point, name, where)
     if point.arguments:
         return cast(T, bind(factory, point.arguments, parameters, f"{where} = {name!r}"))
-    values = _checked(factory, parameters, f"{where} = {name!r}")
+    return made_by(point, factory, parameters, f"{where} = {name!r}")
+
+
+def made_by(
+    point: ExtensionPoint[T], factory: Factory, parameters: Mapping[str, Any], what: str
+) -> T:
+    """Return what the factory returns for these parameters. ``what`` names the factory in errors.
+    Raises ExtensionError."""
+    try:
+        values = _checked(factory, parameters, what)
+    except ExtensionError:
+        raise
+    except (ValueError, TypeError):
+        raise ExtensionError(f"{what} is no function that can be called") from None
     try:
         made = factory(**values)
     except Exception as error:
-        raise ExtensionError(f"{where} = {name!r} cannot be made: {in_one_line(error)}") from error
+        raise ExtensionError(f"{what} cannot be made: {in_one_line(error)}") from error
     if not isinstance(made, point.returns) or (point.is_callable and not callable(made)):
         kinds = point.returns if isinstance(point.returns, tuple) else (point.returns,)
         wanted = "a function" if point.is_callable else " or ".join(k.__name__ for k in kinds)
+        called = getattr(factory, "__qualname__", type(factory).__name__)
+        article = "an" if point.name[0] in "aeiou" else "a"
         raise ExtensionError(
-            f"{where} = {name!r}: {factory.__qualname__}() returned a {type(made).__name__}; a "
-            f"{point.name} is {wanted}"
+            f"{what}: {called}() returned a {type(made).__name__}; {article} {point.name} is "
+            f"{wanted}"
         )
     return cast(T, made)
 

@@ -257,6 +257,15 @@ class StepSchedule(msgspec.Struct, frozen=True):
     """The number of the task's first step."""
 
 
+class OwnEncoding(msgspec.Struct, frozen=True):
+    """The function that makes an own encoding (section 4, "Own encodings")."""
+
+    function: FunctionName
+    """The name by which the device's owner allows it, one of `check-in.functions`."""
+    parameters: Numbers = {}
+    """Its parameters."""
+
+
 class Part(msgspec.Struct, frozen=True):
     """One vector of an upload."""
 
@@ -578,6 +587,9 @@ class Task(Message, frozen=True, tag="task"):
     function: FunctionName | None = None
     """Of the algorithm `own`: the function of the device's owner that trains, one of
     `check-in.functions`. null: none."""
+    encoding: OwnEncoding | None = None
+    """What makes the encoding of the part `update`, where that is one of the family `own`. null:
+    it is none."""
 
     def vector(self, name: str) -> VectorReference:
         """Return the vector of this name. Raises KeyError."""

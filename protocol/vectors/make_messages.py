@@ -118,6 +118,7 @@ EXAMPLES: dict[str, m.FromDevice | m.FromCoordinator] = {
         ),
         schedule=m.StepSchedule("cosine", 10, 0.25, 3, 0.5, 200, 0.001, 400),
         function="my_package.rules:two_rates",
+        encoding=m.OwnEncoding("my_package.formats:signs", {"share": 0.5}),
     ),
     "question": m.Question(
         task="t-e2-7",

@@ -186,7 +186,7 @@ def simulate(
         manifests = [each.bundle.manifest for each in bundles]
         local = bundles[0].local
         files = row_files(folder, manifests, local.algorithm)
-        residuals = residual_file(folder, manifests[0], scenario.plan.encoding.up)
+        residuals = residual_file(folder, manifests[0], scenario.plan.encoding)
         backend = start_backend(
             scenario,
             bundles,

@@ -128,7 +128,7 @@ def make_fleet(
     manifests, task = [each.bundle.manifest for each in bundles], bundles[0].local
     folder = TemporaryDirectory(prefix="fleetlearn-")
     files = row_files(Path(folder.name), manifests, task.algorithm)
-    residuals = residual_file(Path(folder.name), manifests[0], scenario.plan.encoding.up)
+    residuals = residual_file(Path(folder.name), manifests[0], scenario.plan.encoding)
     backends = [backend(each.bundle, each.local, each.source, kept=files) for each in bundles]
     numbers = numbers_of(scenario)
     fleet = Fleet(

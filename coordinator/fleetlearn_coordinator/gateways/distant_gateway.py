@@ -21,6 +21,7 @@ from fleetlearn_coordinator.gateways.gateway_host import GatewayHost
 from fleetlearn_coordinator.gateways.nats_gateway import NatsGateway
 from fleetlearn_coordinator.gateways.nats_place import check_place, place_of
 from fleetlearn_coordinator.gateways.remote_gate import RemoteGate
+from fleetlearn_coordinator.gateways.run_there import allow_plugins
 from fleetlearn_coordinator.network import peer_log, process_settings
 from fleetlearn_coordinator.network.content_port import content_descriptors, content_port
 from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
@@ -72,6 +73,7 @@ async def _serve(service: ServiceSettings) -> None:
 @asynccontextmanager
 async def distant_gateway_running(service: ServiceSettings) -> AsyncIterator[GatewayHost]:
     """Hold connections of devices, as ``serve_distant_gateway`` does, until the block is left."""
+    allow_plugins(service)
     settings = service.gateway
     if settings is None:
         raise ServiceError(

@@ -19,6 +19,7 @@ from fleetlearn_coordinator.gateways.engine_link import EngineLink
 from fleetlearn_coordinator.gateways.gateway_host import GatewayHost
 from fleetlearn_coordinator.gateways.local_bus import connect_locally
 from fleetlearn_coordinator.gateways.parent import parent_ended
+from fleetlearn_coordinator.gateways.run_there import allow_plugins
 from fleetlearn_coordinator.network import peer_log, process_settings
 from fleetlearn_coordinator.network.content_port import content_descriptors, content_port
 from fleetlearn_coordinator.network.gate import Gate
@@ -110,6 +111,7 @@ async def gateway_running(
     listening: Sequence[socket.socket] = (),
 ) -> AsyncIterator[GatewayHost]:
     """Hold connections of devices, as ``serve_gateway`` does, until the block is left."""
+    allow_plugins(service)
     uploads, downloads = share(service.uploads, of), share(service.downloads, of)
     service = replace(service, uploads=uploads, downloads=downloads)
     files = 4 * uploads  # lent spool files, and those that were lent before

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.frames import Buffer
+from fleetlearn_protocol.messages import OwnEncoding
 from msgspec.structs import replace
 
 from fleetlearn_coordinator.aggregation.partial_sum import Adders
@@ -50,6 +51,14 @@ class ReleasesUploads(Protocol):
     def release_upload(self, spool_file: int) -> bool:
         """Part from the begun upload in this spool file, whose bytes go on coming. Returns whether
         the run had it."""
+
+
+@runtime_checkable
+class HasOwnEncoding(Protocol):
+    """A run whose updates may come in an own encoding."""
+
+    def own_encoding(self) -> tuple[OwnEncoding | None, bool]:
+        """Return the encoding, and whether devices keep what it leaves out."""
 
 
 class KnownGateway(SpokenTo, Protocol):
@@ -132,6 +141,8 @@ class RunBehind:
             first_put = self.files.begin_puts(gateway.number, self.spool)
         probe = "?"
         shown = self.port.shown(None, probe)
+        port = self.port
+        own = port.own_encoding() if isinstance(port, HasOwnEncoding) else (None, False)
         setup = wire.Setup(
             self._bundles,
             str(self.published.folder.absolute()),
@@ -148,6 +159,8 @@ class RunBehind:
             name=self.served.name,
             knows_devices=knows_devices,
             adds_up=gateway.apart and self.adders.run is not None,
+            encoding=own[0],
+            residual=own[1],
         )
         gateway.say(setup)
         gateway.say(self.contents())

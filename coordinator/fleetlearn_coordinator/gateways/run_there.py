@@ -7,8 +7,12 @@ import mmap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from fleetlearn_protocol import open_bundle
+from fleetlearn_protocol import extensions, open_bundle
+from fleetlearn_protocol.errors import Code, FleetError
+from fleetlearn_protocol.extensions import ExtensionError
 from fleetlearn_protocol.frames import Buffer
+from fleetlearn_protocol.messages import OwnEncoding
+from fleetlearn_protocol.own_encodings import ENCODING, numbers, open_encoding
 from msgspec.structs import replace
 
 from fleetlearn_coordinator.conversation.port import Spool
@@ -18,6 +22,7 @@ from fleetlearn_coordinator.gateways.remote_spool import RemoteSpool
 from fleetlearn_coordinator.network.several.guarded_spool import GuardedSpool
 from fleetlearn_coordinator.network.transfers.contents import Contents, Older
 from fleetlearn_coordinator.network.transfers.elsewhere import Elsewhere
+from fleetlearn_coordinator.plan.service_settings import ServiceError, ServiceSettings
 from fleetlearn_coordinator.storage.file_bytes import FileBytes
 
 
@@ -51,7 +56,10 @@ class RunThere:
         self._bundles: tuple[str, ...] = ()
 
     def set_up(self, setup: wire.Setup) -> None:
-        """An engine process serves the run. Raises BundleError, OSError."""
+        """An engine process serves the run. Raises BundleError, OSError; FleetError where its own
+        encoding cannot be had here."""
+        if setup.encoding is not None:
+            find_own_encoding(setup.encoding, residual=setup.residual)
         self.shown, self._folder = setup.shown, Path(setup.contents)
         if setup.bundles != self._bundles:
             self._bundles = setup.bundles
@@ -94,6 +102,27 @@ class RunThere:
         """Write nothing any more, and add up nothing."""
         self.sums.close()
         self.spool.close()
+
+
+def allow_plugins(service: ServiceSettings) -> None:
+    """Let the modules of the service file be named in this process. Raises ServiceError."""
+    try:
+        if service.plugins is not None:
+            service.plugins.allow()
+    except ExtensionError as error:
+        raise ServiceError(Code.BAD_MESSAGE, f"[plugins] of the service: {error}") from None
+
+
+def find_own_encoding(own: OwnEncoding, *, residual: bool) -> None:
+    """Let uploads come in this encoding. Raises FleetError where its module is not listed or not
+    there."""
+    where = "encoding.up"
+    try:
+        made = extensions.make_once(ENCODING, own.function, numbers(own), where)
+        open_encoding(own, made, f"{where} = {own.function!r}", residual=residual)
+    except ExtensionError as error:
+        text = f"this gateway cannot read the run's updates: {error}"
+        raise FleetError(Code.BAD_ENCODING, text) from error
 
 
 class InStore(Elsewhere):

@@ -26,6 +26,7 @@ from fleetlearn_protocol.messages import (
     CheckIn,
     ComeBack,
     FromCoordinator,
+    OwnEncoding,
     Reply,
     Report,
     Welcome,
@@ -307,6 +308,10 @@ class Setup(WireMessage, frozen=True, tag=1):
     """Whether devices have to be enrolled."""
     adds_up: bool = False
     """Whether the gateway, which is apart, may be asked to add up what it stores."""
+    encoding: OwnEncoding | None = None
+    """The run's own encoding. None: it has none."""
+    residual: bool = False
+    """Whether devices keep what that leaves out."""
 
 
 class Admission(WireMessage, frozen=True, tag=2):

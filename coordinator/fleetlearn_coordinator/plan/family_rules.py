@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fleetlearn_protocol.encodings import leaves_residual
 from fleetlearn_protocol.manifest import Manifest
 
 from fleetlearn_coordinator.plan.family_section import MAX_MEMBERS
@@ -72,7 +71,7 @@ FAMILY_RULES = (
         ),
     ),
     _family_rule(
-        lambda plan: leaves_residual(plan.encoding.up),
+        lambda plan: plan.encoding.leaves_residual,
         lambda plan: (
             f'encoding.up = "{plan.encoding.up}": what it leaves out of an update is added to the '
             "device's next one, which may be of another model"

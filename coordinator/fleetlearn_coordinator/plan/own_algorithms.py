@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fleetlearn_protocol import extensions
 from fleetlearn_protocol.extensions import ExtensionPoint
+from fleetlearn_protocol.own_encodings import ENCODING
 
 from fleetlearn_coordinator.aggregation.aggregators import AGGREGATORS, Aggregator, make
 from fleetlearn_coordinator.aggregation.optimizers import Optimizer
@@ -47,6 +48,7 @@ POINTS: Mapping[str, ExtensionPoint[Any]] = {
         SERVER_OPTIMIZER,
         STALENESS_FUNCTION,
         WEIGHING_RULE,
+        ENCODING,
     )
 }
 """What a plan may name of other packages, by its name."""

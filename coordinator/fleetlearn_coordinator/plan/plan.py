@@ -18,14 +18,15 @@ from fleetlearn_protocol.encodings import (
     MASKED64,
     RESIDUAL,
     UINT32,
+    Encoding,
     find_encoding,
-    leaves_residual,
     masked_encoding,
 )
 from fleetlearn_protocol.errors import Code, FleetError, in_words
 from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import BUFFERS, MODEL, MOST_REPORTS, ROWS, SUMS, UPDATE
+from fleetlearn_protocol.own_encodings import ENCODING, numbers
 from fleetlearn_protocol.paths import in_home
 from fleetlearn_protocol.sparse_rows import row_layout
 from msgspec import UNSET
@@ -223,6 +224,8 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
             add(WEIGHING_RULE, updates.weighing, "aggregation.weighing", given)
         if server.optimizer not in optimizers.OPTIMIZERS:
             add(SERVER_OPTIMIZER, server.optimizer, "server.optimizer", server.parameters)
+        if (own := self.encoding.own) is not None:
+            add(ENCODING, own.function, "encoding.up", numbers(own))
         if stale.function is not None and stale.function not in staleness_functions.FUNCTIONS:
             add(STALENESS_FUNCTION, stale.function, "staleness.function", stale.parameters)
         return found
@@ -302,14 +305,23 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
     @property
     def tied(self) -> tuple[str, ...]:
         """The tied vectors that devices keep."""
-        return (*self.algorithm.tied, *((RESIDUAL,) if leaves_residual(self.encoding.up) else ()))
+        return (*self.algorithm.tied, *((RESIDUAL,) if self.encoding.leaves_residual else ()))
+
+    @property
+    def up(self) -> Encoding:
+        """How devices that know it encode their updates. Raises PlanError where an own encoding
+        cannot be had."""
+        try:
+            return self.encoding.find()
+        except ExtensionError as error:
+            raise PlanError(Code.BAD_MESSAGE, f"{self.file}: {error}") from None
 
     def parts(self, manifest: Manifest) -> dict[str, str]:
         """Return what a task asks its device to report: name of the part -> its encoding."""
         if self.algorithm.computes:
             return {SUMS: self._sums_encoding}
-        up = self.encoding.up if self.secure is None else masked_encoding(self.secure.bits).name
-        return {**self.exact_parts(manifest), UPDATE: up}
+        up = self.up if self.secure is None else masked_encoding(self.secure.bits)
+        return {**self.exact_parts(manifest), UPDATE: up.name}
 
     def parts_of_rows(self, parts: Mapping[str, str], manifest: Manifest) -> dict[str, str]:
         """Return the same for a device that can train sub-models: the rows come first, as they say
@@ -494,6 +506,7 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
         for each in self.own_names():
             self._own(each.point, each.name, each.parameters, each.key)
         self.aggregator()
+        _ = self.up  # gateways and a start ask for it by its name on the wire
         for staleness in range(min(self.staleness.max or 0, MOST_TRIED) + 1):
             self._try_staleness(staleness)
 

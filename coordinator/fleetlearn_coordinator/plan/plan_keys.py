@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from fleetlearn_coordinator.plan.clusters_section import ClustersSection
 from fleetlearn_coordinator.plan.distil_section import DistilSection
+from fleetlearn_coordinator.plan.encoding_section import EncodingSection
 from fleetlearn_coordinator.plan.family_section import FamilyMember, MemberName
 from fleetlearn_coordinator.plan.local_algorithms import (
     ALGORITHMS,
@@ -24,7 +25,6 @@ from fleetlearn_coordinator.plan.quality_section import QualitySection
 from fleetlearn_coordinator.plan.regions_section import RegionsSection
 from fleetlearn_coordinator.plan.sections import (
     Aggregation,
-    EncodingSection,
     EvaluationSection,
     Local,
     Models,

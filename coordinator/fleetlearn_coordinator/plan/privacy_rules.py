@@ -67,6 +67,14 @@ UPDATE_RULES = (
         ),
     ),
     private_rule(
+        lambda plan, privacy: plan.encoding.own is not None,
+        lambda plan, privacy: (
+            f'encoding.up = "{plan.encoding.up}" with [privacy]: nobody has shown that an own '
+            "encoding keeps the bound of an update's norm, or what it tells beside the noise. Use "
+            "one of ours"
+        ),
+    ),
+    private_rule(
         lambda plan, privacy: plan.algorithm.tied,
         lambda plan, privacy: (
             f'local.algorithm = "{plan.local.algorithm}" with [privacy]: devices keep what their '

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from fleetlearn_protocol.encodings import MASKED_NAMES, find_encoding, leaves_residual
-from fleetlearn_protocol.errors import ProtocolError
-
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES
 from fleetlearn_coordinator.plan.plan_keys import PlanKeys
 from fleetlearn_coordinator.plan.plan_rule import PlanRule, leaves_updates_out
@@ -30,16 +27,6 @@ WEIGHT_RULES = (
         ),
     ),
 )
-
-
-def _encoding_fault(plan: PlanKeys) -> str | None:
-    try:
-        encoding = find_encoding(plan.encoding.up)
-    except ProtocolError as error:
-        return error.text
-    if encoding.name in MASKED_NAMES:
-        return "updates are masked where the plan has [secure], which says how"
-    return None
 
 
 def _tasks_of_a_round(plan: PlanKeys) -> str:
@@ -76,9 +63,9 @@ ROUND_RULES = (
         ),
     ),
     PlanRule(
-        lambda plan: leaves_residual(plan.encoding.up) and leaves_updates_out(plan),
+        lambda plan: plan.encoding.leaves_residual and leaves_updates_out(plan),
         lambda plan: (
-            f'encoding.up = "{plan.encoding.up}" leaves most elements of each update out: the '
+            f'encoding.up = "{plan.encoding.up}" leaves a part of each update out: the '
             f"aggregator {plan.aggregation.aggregator} compares updates element by element, or by "
             "their distances"
         ),
@@ -91,8 +78,8 @@ ROUND_RULES = (
         ),
     ),
     PlanRule(
-        _encoding_fault,
-        lambda plan: f'encoding.up = "{plan.encoding.up}": {_encoding_fault(plan)}',
+        lambda plan: plan.encoding.fault(),
+        lambda plan: f'encoding.up = "{plan.encoding.up}": {plan.encoding.fault()}',
     ),
     PlanRule(
         lambda plan: plan.pace.connected is None and plan.pace != PaceSection(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fleetlearn_protocol.encodings import leaves_residual
 from fleetlearn_protocol.manifest import Manifest
 from msgspec import UNSET
 
@@ -57,10 +56,17 @@ ROW_RULES = (
         ),
     ),
     _rule(
-        lambda plan: leaves_residual(plan.encoding.up),
+        lambda plan: plan.encoding.leaves_residual,
         lambda plan: (
             f'encoding.up = "{plan.encoding.up}" adds what it left out to the device\'s next '
             "update, which may have other rows"
+        ),
+    ),
+    _rule(
+        lambda plan: plan.encoding.own is not None,
+        lambda plan: (
+            f'encoding.up = "{plan.encoding.up}": nobody has shown what an own encoding makes of '
+            "updates of some rows. Use one of ours"
         ),
     ),
     _rule(

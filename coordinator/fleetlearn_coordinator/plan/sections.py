@@ -18,6 +18,7 @@ from fleetlearn_coordinator.aggregation.weighing.fair import MOST_Q
 from fleetlearn_coordinator.aggregation.weighing.norm_bound import NormBound
 from fleetlearn_coordinator.plan.clusters_section import ClustersSection
 from fleetlearn_coordinator.plan.distil_section import DistilSection
+from fleetlearn_coordinator.plan.encoding_section import EncodingSection
 from fleetlearn_coordinator.plan.privacy_section import PrivacySection
 from fleetlearn_coordinator.plan.quality_section import QualitySection
 from fleetlearn_coordinator.plan.regions_section import RegionsSection
@@ -244,18 +245,6 @@ class Aggregation(Section, frozen=True, kw_only=True):
     def bounds(self) -> Bounds:
         values = {key: getattr(self, key) for key in Bounds._fields}
         return Bounds(**{key: value for key, value in values.items() if value is not None})
-
-
-class EncodingSection(Section, frozen=True, kw_only=True):
-    """[encoding]: how updates and models become bytes (docs/algorithms/encodings.md)."""
-
-    up: str = "float32"
-    """How updates are encoded: float32, float16, bfloat16, int8, int4, or top-k with its share:
-    topk-0.01, topk-0.01-float16, topk-0.01-int8. Devices that do not know it send float32."""
-    down: Literal["float32", "float16", "delta"] = "float32"
-    """How the model is encoded: float32, float16 (devices train from the rounded model), or
-    "delta": float32 as the difference from an earlier model, for devices that still have one of the
-    last two."""
 
 
 class PaceSection(Section, frozen=True, kw_only=True):

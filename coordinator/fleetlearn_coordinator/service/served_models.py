@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 import msgspec
-from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, UINT32, family
+from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, OWN_FAMILY, UINT32, family
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import MODEL, CheckIn, SharedModel, VectorReference
 from fleetlearn_protocol.vector import digest
@@ -15,11 +15,27 @@ from fleetlearn_coordinator.aggregation.sent_models import half_of
 from fleetlearn_coordinator.network.driver import ServedRun
 from fleetlearn_coordinator.network.run_host import RunHost
 from fleetlearn_coordinator.network.transfers.contents import Older
+from fleetlearn_coordinator.plan.encoding_section import EncodingSection
 from fleetlearn_coordinator.service.training_run.members import RunMember, first_fit
 from fleetlearn_coordinator.service.training_run.run import Run
 from fleetlearn_coordinator.storage.blobs import PARAMETERS, BytesWithin, StoredBytes
 from fleetlearn_coordinator.storage.errors import StoreError, StoreUnavailableError
 from fleetlearn_coordinator.storage.store import OPTIMIZER_STATE
+
+
+def _why_not_up(encoding: EncodingSection, check_in: CheckIn) -> str:
+    """Return why the device cannot encode its updates as the plan says; empty: it can."""
+    own = encoding.own
+    if own is None:
+        known = family(encoding.up) in check_in.encodings
+        return "" if known else f"it knows {', '.join(check_in.encodings)}"
+    if OWN_FAMILY not in check_in.encodings and check_in.functions:
+        return f"its software, {check_in.software or 'not known'}, has no own encodings"
+    if own.function in check_in.functions:
+        return ""
+    allowed = ", ".join(check_in.functions) or "no function"
+    option = own.function if ":" in own.function else f"{own.function}=MODULE:FUNCTION"
+    return f"its owner allows {allowed}; --allow-function {option} allows it"
 
 
 class ServedModels:
@@ -34,6 +50,8 @@ class ServedModels:
         those that tasks began from."""
         self._know_up: set[str] = set()
         """Devices that know the plan's encoding of updates. The others are asked for float32."""
+        self._said = False
+        """Whether it was said that there are such."""
         self._know_rows: set[str] = set()
         """Devices that can train sub-models. The others have whole tables."""
         self._know_half: set[str] = set()
@@ -47,7 +65,9 @@ class ServedModels:
         """The device of this check-in is connected."""
         device, encoding, models = check_in.device, self._run.plan.encoding, self._run.models
         self.leave(device)
-        if family(encoding.up) in check_in.encodings:
+        if why := _why_not_up(encoding, check_in):
+            self._say_once(device, why)
+        else:
             self._know_up.add(device)
         if UINT32.name in check_in.encodings:
             self._know_rows.add(device)
@@ -59,6 +79,20 @@ class ServedModels:
             for base in check_in.models:
                 if base in known:
                     self._last_model[device] = base
+
+    def _say_once(self, device: str, why: str) -> None:
+        """Say that devices do not know the plan's encoding: of the first of them."""
+        plan = self._run.plan
+        if self._said or plan.secure is not None or plan.algorithm.computes:
+            return
+        self._said = True
+        self._run.log.info(
+            'device %s does not know encoding.up = "%s" (%s): it sends float32, and so does each '
+            "device that does not know it",
+            device,
+            plan.encoding.up,
+            why,
+        )
 
     def leave(self, device: str) -> None:
         """The device is not connected any more. Harmless where it was not."""

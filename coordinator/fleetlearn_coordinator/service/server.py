@@ -11,14 +11,16 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from fleetlearn_protocol.encodings import FLOAT32
+from fleetlearn_protocol.encodings import is_own
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError, in_words
 from fleetlearn_protocol.exchanges import EXCHANGE_KINDS
 from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.messages import (
+    UPDATE,
     Cancel,
     CheckIn,
     ComeBack,
+    OwnEncoding,
     Question,
     Reply,
     Report,
@@ -288,6 +290,11 @@ class RunServer:
         pre_sums = self.run.reports.pre_sums = PreSums(adders, self._do_work_when_safe, most)
         return pre_sums
 
+    def own_encoding(self) -> tuple[OwnEncoding | None, bool]:
+        """Return the run's own encoding, for gateways, and whether devices keep its residual."""
+        encoding = self.run.plan.encoding
+        return encoding.own, encoding.residual
+
     def release_upload(self, spool_file: int) -> bool:
         """Part from the begun upload in this spool file, which a gateway has: its connection
         outlived the process that lent the file. Returns whether the run had it."""
@@ -523,6 +530,7 @@ class RunServer:
         run, device = self.run, lease.device
         member = run.members.of_task(lease.task)
         vectors = self.models.references(device, lease.version, member, run.plan.vectors)
+        parts = self.models.parts_of(device, member)
         self.host.tell(
             lease.device,
             msgspec.structs.replace(
@@ -530,7 +538,8 @@ class RunServer:
                 task=lease.task,
                 round=lease.round,
                 vectors=vectors,
-                parts=self.models.parts_of(device, member),
+                parts=parts,
+                encoding=run.plan.encoding.own if is_own(parts.get(UPDATE, "")) else None,
                 seed=lease.seed,
                 deadline=max(0.0, lease.deadline - self.clock.now()),
                 kept=run.tied_to(lease.device),

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from fleetlearn_protocol.algorithms import EXCHANGES, OWN
 from fleetlearn_protocol.encodings import (
     FAMILIES,
+    FLOAT32,
     FLOATS,
     INT64,
     MASKED64,
     MASKED_NAMES,
     UINT32,
     is_known,
+    is_own,
     leaves_residual,
     masked_encoding,
 )
@@ -67,8 +69,12 @@ def unsupported(
     if (task.function is not None) != (task.algorithm == OWN):
         named = "no function" if task.function is None else f"the function {task.function}"
         return f"the task asks for the algorithm {task.algorithm} and names {named}"
+    up = task.parts.get(UPDATE, "")
+    if (task.encoding is not None) != is_own(up):
+        named = "no function" if task.encoding is None else f"the function {task.encoding.function}"
+        return f"the task asks for the update as {up}, and names {named} that makes the encoding"
     hides = (task.secure, task.clip, task.local_noise) != (None, None, None) or ROWS in task.parts
-    if task.algorithm == OWN and hides:
+    if hides and (task.algorithm == OWN or task.encoding is not None):
         return (
             "the task asks for a function of the owner's with a mask, a bound, noise, or rows of "
             "tables: nobody has shown what an own algorithm's update tells beside these"
@@ -77,6 +83,9 @@ def unsupported(
     # Whether the bundle has buffers is known once it is here.
     parts = (*exchange.parts, *(name for name in (BUFFERS, ROWS) if name in task.parts))
     families: tuple[str, ...] = FAMILIES if task.secure is None else MASKED_NAMES
+    asked = [*task.parts.items()]
+    if task.encoding is not None:  # the trainer makes it, or says why it cannot
+        asked = [(name, FLOAT32.name if name == UPDATE else each) for name, each in asked]
     if ROWS in task.parts:
         families = (*families, UINT32.name)
     if parts == (SUMS,):
@@ -85,7 +94,7 @@ def unsupported(
         _differing("sends the vectors", sent, exchange.vectors, FLOATS)
         or _unknown_masking(task, task.secure, can_mask=can_mask)
         or _told_rows(task)
-        or _differing("asks for the parts", [*task.parts.items()], parts, families)
+        or _differing("asks for the parts", asked, parts, families)
         or _unknown_noise(task)
     )
 

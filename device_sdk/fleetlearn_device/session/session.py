@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fleetlearn_protocol.encodings import FAMILIES, MASKED_NAMES, UINT32
+from fleetlearn_protocol.encodings import FAMILIES, MASKED_NAMES, OWN_FAMILY, UINT32
 from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import (
@@ -120,6 +120,7 @@ class Session(SessionState):
                 *FAMILIES,
                 *(MASKED_NAMES if self.can_mask else ()),
                 *((UINT32.name,) if self.can_choose_rows else ()),
+                *((OWN_FAMILY,) if self.functions else ()),
             ),
             trusts=() if self.trusted is None else self.trusted.keys,
             newest_protocol=PROTOCOL_VERSION,

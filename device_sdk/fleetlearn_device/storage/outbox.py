@@ -28,7 +28,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import msgspec
-from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.encodings import chunk_unit
 from fleetlearn_protocol.frames import CHUNK_BYTES, Buffer, pack_chunk
 from fleetlearn_protocol.messages import Report
 from fleetlearn_protocol.stored_report import read_report as decode_report
@@ -214,7 +214,7 @@ class Outbox:
                 raise StateError(f"{self._path} holds no finished update")
             path, ends = self._update(report), accumulate(part.size for part in report.parts)
             for part, end in zip(report.parts, ends, strict=True):
-                block = find_encoding(part.encoding).block_bytes
+                block = chunk_unit(part.encoding)
                 most = max(1, chunk_bytes // block) * block
                 while offset < end and (payload := _read(path, offset, min(most, end - offset))):
                     yield pack_chunk(transfer, offset, payload)

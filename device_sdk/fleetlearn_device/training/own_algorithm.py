@@ -16,6 +16,7 @@ from fleetlearn_protocol import extensions
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.extensions import ExtensionPoint
 from fleetlearn_protocol.messages import UPDATE, Task
+from fleetlearn_protocol.own_encodings import encoding_of_task
 from fleetlearn_protocol.user_errors import failure
 from fleetlearn_protocol.vector import Vector, scatter
 
@@ -45,6 +46,15 @@ def allowed_algorithm(
             "allows it (docs/start/your-own-algorithm.md)"
         )
     return checked(name, functions[name])
+
+
+def open_task_encoding(task: Task, functions: Mapping[str, Callable[..., Any]]) -> None:
+    """Make the own encoding that a task asks for, if it asks for one. ``functions``: those that the
+    device's owner allows. Raises UnsupportedError."""
+    try:
+        encoding_of_task(task, functions)
+    except extensions.ExtensionError as error:
+        raise UnsupportedError(str(error)) from error
 
 
 def checked(name: str, function: Callable[..., Any]) -> Callable[[TaskWork], TaskOutcome]:

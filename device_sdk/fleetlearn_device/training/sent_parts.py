@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, find_encoding, leaves_residual
 from fleetlearn_protocol.errors import ProtocolError
+from fleetlearn_protocol.extensions import ExtensionError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.messages import BUFFERS, UPDATE, Task
@@ -17,7 +18,7 @@ from fleetlearn_protocol.vector import Vector, scatter
 from fleetlearn_device.training.algorithms import ALGORITHMS, UnsupportedError
 from fleetlearn_device.training.clipping import encode_clipped
 from fleetlearn_device.training.local_noise import add_noise
-from fleetlearn_device.training.train import DivergedError
+from fleetlearn_device.training.train import DivergedError, TrainingError
 from fleetlearn_device.training.work import TaskOutcome
 
 
@@ -101,8 +102,9 @@ def encode_parts(
     With top-k, what did not travel of the device's earlier updates is added to this one, and what
     does not travel now is kept for the next (Stich, Cordonnier and Jaggi, "Sparsified SGD with
     Memory", arXiv 1809.07599, algorithm 1; here of whole updates). What clipping took away is not
-    kept: it would grow with each task. Raises DivergedError: an encoding cannot hold its part, or a
-    clipped update is not finite.
+    kept: it would grow with each task. An own encoding may leave a residual too. Raises
+    DivergedError: an encoding cannot hold its part, or a clipped update is not finite;
+    TrainingError: an own encoding fails.
     """
     contents, left = dict[str, memoryview](), dict[str, Vector]()
     clipped: bool | None = None
@@ -127,4 +129,6 @@ def encode_parts(
                 contents[name] = encoding.encode(part, seed)
     except ProtocolError as error:
         raise DivergedError(error.text) from error
+    except ExtensionError as error:
+        raise TrainingError(str(error)) from error
     return SentParts(contents, left, clipped)

@@ -71,7 +71,7 @@ from fleetlearn_device.training.features import FeatureCache, FeatureData, graph
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.local_noise import withheld
 from fleetlearn_device.training.newest_model import NewestModel
-from fleetlearn_device.training.own_algorithm import allowed_algorithm
+from fleetlearn_device.training.own_algorithm import allowed_algorithm, open_task_encoding
 from fleetlearn_device.training.own_model import write_own_model
 from fleetlearn_device.training.pairwise_sessions import ANY, NeighbourRules, PairwiseSessions
 from fleetlearn_device.training.progress import Checkpoint, Progress, read_checkpoint
@@ -470,6 +470,7 @@ class Trainer:
     def _exchange_scores(self, task: Task, end: float) -> FinishedUpdate:
         """Do a task of FedMD with the device's own model, whose bundle names what is kept. No
         checkpoint is made of it."""
+        open_task_encoding(task, self._functions)
         own, asked = self._own, trained_parts(task)
         assert own is not None  # else the session gave the task back
         names, kept_under = residual_of(asked), own.bundle.sha256
@@ -527,6 +528,7 @@ class Trainer:
     def _train(self, task: Task, end: float, found: Checkpoint | None) -> FinishedUpdate:
         if task.algorithm == OWN:
             allowed_algorithm(task, self._functions)  # before anything is opened
+        open_task_encoding(task, self._functions)
         asked = trained_parts(task)
         algorithm = ALGORITHMS[task.algorithm]
         names = (*algorithm.tied, *residual_of(asked))

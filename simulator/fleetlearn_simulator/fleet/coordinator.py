@@ -32,7 +32,7 @@ from fleetlearn_coordinator.rounds.training_tasks import Restored
 from fleetlearn_coordinator.service.training_run.computation_end import computation_done
 from fleetlearn_device.training.algorithms import ALGORITHMS
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.encodings import FLOAT16, find_encoding
+from fleetlearn_protocol.encodings import FLOAT16
 from fleetlearn_protocol.messages import BUFFERS, UPDATE, Evaluation
 from fleetlearn_protocol.vector import Vector, digest
 from numpy.typing import NDArray
@@ -170,7 +170,7 @@ class SimulatedCoordinator:
         self.training = RoundTraining(
             backend,
             scenario.seed,
-            find_encoding(self.plan.encoding.up),
+            self.plan.up,
             kept,
             buffers,
             TiedToUpdate(factors, buffers[0]),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from fleetlearn_coordinator.aggregation.updates import SelectedRows, Update
 from fleetlearn_coordinator.plan.plan import Plan
-from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, UINT32, Encoding, find_encoding
+from fleetlearn_protocol.encodings import FLOAT16, FLOAT32, UINT32, Encoding
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.sparse_rows import RowLayout, Rows, put_back, row_layout, select
 from fleetlearn_protocol.vector import Vector
@@ -32,7 +32,7 @@ class NamedRows:
             place for place, array in enumerate(manifest.batch) if array.name in sparse.arrays
         ]
         self._down = FLOAT16 if plan.encoding.down == FLOAT16.name else FLOAT32
-        self._up = find_encoding(plan.encoding.up)
+        self._up = plan.up
         self._rows: dict[int, NDArray[np.uint32]] = {}
 
     def of(self, device: int) -> Rows:

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from fleetlearn_device.training.local_noise import add_noise
 from fleetlearn_device.training.sent_parts import encode_parts
-from fleetlearn_device.training.train import DivergedError
+from fleetlearn_device.training.train import DivergedError, TrainingError
 from fleetlearn_protocol.encodings import FLOAT32, RESIDUAL, SLAB, Encoding
 from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.messages import UPDATE
 from fleetlearn_protocol.vector import Vector, scatter
 
+from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.fleet.clipped_updates import CLIPPED, clip_rows
 from fleetlearn_simulator.fleet.device_rows import DeviceRows
 from fleetlearn_simulator.fleet.named_rows import NamedRows
@@ -174,7 +175,12 @@ def _read(
         except DivergedError:  # the encoding cannot hold it
             found.diverged[row] = True
             continue
-        update = encoding.decode(sent.contents[UPDATE], size)
+        except TrainingError as error:
+            raise SimulatorError(f"an update cannot be encoded: {error}") from error
+        try:
+            update = encoding.decode(sent.contents[UPDATE], size)
+        except ProtocolError as error:  # of an own encoding, which does not read what it wrote
+            raise SimulatorError(f"an update cannot be decoded: {error.text}") from error
         if tied_to.factors:
             tied_to.follow(found.vectors[TIED][row], update - found.updates[row])
         found.updates[row] = update

@@ -13,10 +13,10 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from weakref import finalize
 
 import numpy as np
+from fleetlearn_coordinator.plan.encoding_section import EncodingSection
 from fleetlearn_device.training.algorithms import ALGORITHMS, personal_size
 from fleetlearn_device.training.kept_state import kept_state_size
 from fleetlearn_protocol.computations.settings import KIND_NAMES
-from fleetlearn_protocol.encodings import leaves_residual
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.vector import Vector
 
@@ -140,6 +140,6 @@ def row_files(folder: Path, manifests: Sequence[Manifest], algorithm: str) -> Ke
     )
 
 
-def residual_file(folder: Path, manifest: Manifest, encoding: str) -> RowFile | None:
+def residual_file(folder: Path, manifest: Manifest, encoding: EncodingSection) -> RowFile | None:
     """Return the file of what the updates' encoding leaves out; None: it leaves nothing."""
-    return RowFile(folder / RESIDUALS, manifest.size) if leaves_residual(encoding) else None
+    return RowFile(folder / RESIDUALS, manifest.size) if encoding.leaves_residual else None

@@ -34,6 +34,10 @@ BROKEN = {
         f'{SMALL}[local]\nalgorithm = "mine:train"\n{PRIVATE}',
         'local.algorithm = "mine:train" with [privacy]: nobody has shown',
     ),
+    "own encoding": (
+        f'{SMALL}{PRIVATE}[encoding]\nup = "mine:format"\n',
+        'encoding.up = "mine:format" with [privacy]: nobody has shown',
+    ),
     "own weighing": (
         f'recipe = "fedavg"\n{SMALL}{PRIVATE}[aggregation]\nweighing = "mine:rule"\n',
         'aggregation.weighing = "mine:rule" with [privacy]',

@@ -83,6 +83,8 @@ private val stepSchedule = fields(
     "factor" to optional(share, 1.0), "steps" to optional(nullable(integer(1)), null),
     "least" to optional(share, 1e-4), "first" to optional(integer(), 0L),
 )
+private val ownEncoding =
+    fields("function" to functionName, "parameters" to optional(numbers, emptyMap<String, Any>()))
 private val part =
     fields("name" to identifier, "encoding" to identifier, "size" to vectorSize, "crc32" to integer(0, (1L shl 32) - 1))
 private val evaluation =
@@ -156,6 +158,7 @@ private val FROM_COORDINATOR = mapOf(
         "privacy" to optional(nullable(privacyNote), null), "secure" to optional(nullable(secureTask), null),
         "schedule" to optional(nullable(stepSchedule), null),
         "function" to optional(nullable(functionName), null),
+        "encoding" to optional(nullable(ownEncoding), null),
     ),
     "question" to fields(
         "task" to identifier, "kind" to identifier, "deadline" to seconds, "phase" to optional(integer(1, 1000), 1L),

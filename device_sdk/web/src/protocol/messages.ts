@@ -110,6 +110,7 @@ const stepSchedule = object({
   least: optional(number(1e-30, 1), 1e-4),
   first: optional(integer(), 0),
 });
+const ownEncoding = object({ function: functionName, parameters: optional(numbers, {}) });
 const part = object({ name: identifier, encoding: identifier, size: vectorSize, crc32: integer(0, 2 ** 32 - 1) });
 export const evaluation = object({ examples, loss_sum: number(), metric_sums: optional(numbers, {}) });
 
@@ -247,6 +248,7 @@ const FROM_COORDINATOR = {
     secure: optional(nullable(secureTask), null),
     schedule: optional(nullable(stepSchedule), null),
     function: optional(nullable(functionName), null),
+    encoding: optional(nullable(ownEncoding), null),
   }),
   question: object({
     type: literal("question"),

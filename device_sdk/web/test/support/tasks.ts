@@ -25,6 +25,7 @@ export const PLAIN_TASK: Task = {
   secure: null,
   schedule: null,
   function: null,
+  encoding: null,
 };
 
 /** The public key of a helper. */
