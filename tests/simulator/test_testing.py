@@ -29,7 +29,7 @@ from fleetlearn_simulator.testing import (
 PAGE = Path(__file__).parents[2] / "docs" / "start" / "your-own-algorithm.md"
 
 
-MODULES = ("commuters", "fair_rounds", "sensors", "steady_server")
+MODULES = ("commuters", "fair_rounds", "sensors", "steady_server", "thin_updates")
 
 
 def code_of_page(name: str) -> str:

@@ -189,9 +189,10 @@ def by_hand(
     rounds: int,
     weight: int = 1,
     reported: Callable[[str], dict[str, Any]] = lambda task: {},
+    meant: Callable[[Vector], Vector] = lambda update: update,
 ) -> Vector:
     """Return the model that these accepted updates make: (task, round, staleness). Each has this
-    weight. ``reported``: as for ``Devices``."""
+    weight. ``reported``: as for ``Devices``. ``meant``: what the bytes of an update mean."""
     bundle = open_bundle(plan.bundle)
     aggregator, optimizer, weighing = (
         plan.aggregator(),
@@ -204,7 +205,7 @@ def by_hand(
         total, reports, level = aggregator.init(len(model)), [], weighing.state_after(summary)
         for task, _, staleness in sorted(row for row in rows if row[1] == number):
             update, said = (
-                update_for(task, len(model)),
+                meant(update_for(task, len(model))),
                 {"steps": 5, "evaluation": Evaluation(10, 7.0), **reported(task)},
             )
             norms = (
