@@ -23,13 +23,13 @@ from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint, made_
 from fleetlearn_protocol.formats.rows import Bytes, Format
 from fleetlearn_protocol.messages import UPDATE, OwnEncoding, Task
 from fleetlearn_protocol.splitmix64 import Fractions
-from fleetlearn_protocol.user_errors import in_one_line
+from fleetlearn_protocol.user_errors import failure, in_one_line
 from fleetlearn_protocol.vector import Vector, check_finite
 
 LARGEST_BLOCK = 4096
 """Elements of the largest block: updates are read in pieces of as many."""
 HEADER = 64
-"""Bytes that a block may have beyond those of its elements as float32."""
+"""Bytes that a last block, which is shorter, may have beyond those of its elements as float32."""
 HASH = 12
 """Hexadecimal digits of the hash in an encoding's name."""
 
@@ -45,7 +45,8 @@ class BlockFormat:
     block: int
     """Elements of a block: a power of two, up to 4096."""
     size: Callable[[int], int]
-    """n, from 1 to ``block`` -> bytes of a block of n elements, at most 4 n + 64."""
+    """n, from 1 to ``block`` -> bytes of a block of n elements: of a whole one at most as many as
+    float32 takes, 4 n; of a shorter one 64 more."""
     encode: Callable[[Vector, Fractions], Bytes]
     """Blocks of one length, float32, finite, shape (blocks, n) -> their bytes, uint8, shape
     (blocks, size(n)). What is random is drawn by ``fractions.next(count)``: float64 from 0 up to 1,
@@ -108,10 +109,8 @@ def block_sizes(made: BlockFormat, where: str) -> list[int]:
         try:
             size = made.size(elements)
         except Exception as error:
-            raise ExtensionError(
-                f"{where}: size({elements}) failed: {in_one_line(error)}"
-            ) from error
-        most = 4 * elements + HEADER
+            raise ExtensionError(failure(f"{where}: size({elements})", error)) from error
+        most = 4 * elements + (0 if elements == block else HEADER)
         if not isinstance(size, int) or not 0 < size <= most:
             raise ExtensionError(
                 f"{where}: size({elements}) is {size!r}; expected a whole number of bytes, 1 to "
@@ -134,7 +133,7 @@ def guarded(made: BlockFormat, name: str, where: str) -> Encoding:
         except ProtocolError:
             raise
         except Exception as error:
-            raise ExtensionError(f"{where}: encode failed: {in_one_line(error)}") from error
+            raise ExtensionError(failure(f"{where}: encode", error)) from error
         wanted = len(rows), sizes[rows.shape[1]]
         if not _is_array(found, np.uint8, wanted):
             raise ExtensionError(f"{where}: encode returned {_kind(found)}; expected uint8{wanted}")

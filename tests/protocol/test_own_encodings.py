@@ -111,6 +111,10 @@ def changed(**changes: Any) -> BlockFormat:
         ({"block": 8.0}, "block = 8.0"),
         ({"size": lambda n: 0}, "size(1) is 0; expected a whole number of bytes, 1 to 68"),
         ({"size": lambda n: 4 * n + 65}, "size(1) is 69"),
+        (
+            {"size": lambda n: 4 * n + 1},
+            "size(64) is 257; expected a whole number of bytes, 1 to 256",
+        ),
         ({"size": lambda n: n / 2}, "size(1) is 0.5"),
         ({"size": lambda n: 1 // (n - 3)}, "size(1) is -1"),
         ({"size": lambda n: n // (n - 3) if n == 3 else n}, "size(3) failed: "),

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from fleetlearn_protocol.encodings import is_own
+from fleetlearn_protocol.encodings import FLOAT32, is_own
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError, in_words
 from fleetlearn_protocol.exchanges import EXCHANGE_KINDS
 from fleetlearn_protocol.manifest import MANIFEST
