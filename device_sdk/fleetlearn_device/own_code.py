@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from fleetlearn_protocol.user_errors import in_one_line
+from fleetlearn_protocol.user_errors import ANY_FAILURE, in_one_line
 
 OwnFunction: TypeAlias = Callable[..., Mapping[str, Any]]
 OwnFunctions: TypeAlias = Mapping[str, OwnFunction]
@@ -74,7 +74,7 @@ def _imported(name: str, target: str) -> OwnFunction:
         sys.path.append(here)  # last, so that a file there hides no installed module
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except ANY_FAILURE as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == module_name
         why = f"it is neither installed nor in {here}" if missing else in_one_line(error)
         raise FunctionError(

@@ -31,7 +31,7 @@ from typing import Any, Generic, TypeVar, cast, get_type_hints
 
 import msgspec
 
-from fleetlearn_protocol.user_errors import in_one_line
+from fleetlearn_protocol.user_errors import ANY_FAILURE, in_one_line
 
 T = TypeVar("T")
 Factory = Callable[..., Any]
@@ -174,7 +174,7 @@ def made_by(
         raise ExtensionError(f"{what} is no function that can be called") from None
     try:
         made = factory(**values)
-    except Exception as error:
+    except ANY_FAILURE as error:
         raise ExtensionError(f"{what} cannot be made: {in_one_line(error)}") from error
     if not isinstance(made, point.returns) or (point.is_callable and not callable(made)):
         kinds = point.returns if isinstance(point.returns, tuple) else (point.returns,)
@@ -246,7 +246,7 @@ def find(point: ExtensionPoint[Any], name: str, where: str) -> Factory:
         )
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a script may end itself as it is imported
+    except ANY_FAILURE as error:  # a script may end itself as it is imported
         raise ExtensionError(
             f"{where} = {name!r}: the module {module_name} cannot be imported: {in_one_line(error)}"
         ) from error

@@ -16,6 +16,9 @@ _INSTALLED = {"site-packages", "dist-packages"}
 _OURS = {
     f"fleetlearn_{room}" for room in ("protocol", "device", "coordinator", "simulator", "export")
 }
+ANY_FAILURE = (Exception, SystemExit)
+"""What calls of code that is not ours catch. A ``sys.exit()`` there must not end our process, with
+all of its runs or devices; Ctrl-C must."""
 _BEGIN, _END = 300, 600
 """Characters that are kept of a long text. The end counts more: there is the innermost error of a
 traceback that was sent from another process, as by a DataLoader with workers."""

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 from fleetlearn_protocol.errors import Code, FleetError
-from fleetlearn_protocol.user_errors import failure
+from fleetlearn_protocol.user_errors import ANY_FAILURE, failure
 from numpy.typing import NDArray
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ def call_own(key: str, call: Callable[[], T]) -> T:
     plan, which names the function."""
     try:
         return call()
-    except Exception as error:
+    except ANY_FAILURE as error:
         raise FleetError(Code.BAD_MESSAGE, failure(key, error)) from error
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from fleetlearn_protocol.errors import Code, FleetError
-from fleetlearn_protocol.user_errors import failure
+from fleetlearn_protocol.user_errors import ANY_FAILURE, failure
 
 from fleetlearn_coordinator.rounds.commands import Finish
 
@@ -54,7 +55,9 @@ class OwnStopRule:
     def add(self, version: int, summary: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """A round was committed that made this version. ``metrics``: those that may stop the
         run."""
-        self.rounds.append(PastRound(version, summary["reports"], summary["change"], dict(metrics)))
+        # A rule that wrote to the metrics would decide otherwise after a restart.
+        kept = MappingProxyType(dict(metrics))
+        self.rounds.append(PastRound(version, summary["reports"], summary["change"], kept))
 
     def finish(self) -> Finish | None:
         """Return why training is over, or None. Raises OwnRuleError."""
@@ -62,7 +65,7 @@ class OwnStopRule:
             return None
         try:
             reason = self.rule((*self.rounds,))
-        except Exception as error:
+        except ANY_FAILURE as error:
             raise OwnRuleError(failure("stop.rule", error)) from error
         if reason is None:
             return None

@@ -23,7 +23,7 @@ from fleetlearn_protocol.computations.function_layout import (
 )
 from fleetlearn_protocol.computations.function_settings import FunctionSums, SumArray
 from fleetlearn_protocol.computations.layout import Sums
-from fleetlearn_protocol.user_errors import failure
+from fleetlearn_protocol.user_errors import ANY_FAILURE, failure
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -108,7 +108,7 @@ def _called(
         )
     except MemoryError:
         raise
-    except Exception as error:  # of the owner's code, of any kind
+    except ANY_FAILURE as error:  # of the owner's code, of any kind
         raise FunctionError(failure(f"the function {name}", error)) from error
     if not isinstance(found, Mapping):
         raise FunctionError(

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from fleetlearn_protocol.user_errors import failure
+from fleetlearn_protocol.user_errors import ANY_FAILURE, failure
 
 from fleetlearn_device.conditions.condition import UnreadableError
 
@@ -43,7 +43,7 @@ def _of_function(function: Callable[[], bool | str | None]) -> Callable[[bool], 
     def why_not(held: bool) -> str | None:
         try:
             said = function()
-        except Exception as error:  # the owner's code may raise anything
+        except ANY_FAILURE as error:  # the owner's code may raise anything
             raise UnreadableError(failure(name, error)) from None
         if said is True:
             return None

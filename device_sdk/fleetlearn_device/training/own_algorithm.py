@@ -17,7 +17,7 @@ from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.extensions import ExtensionPoint
 from fleetlearn_protocol.messages import UPDATE, Task
 from fleetlearn_protocol.own_encodings import encoding_of_task
-from fleetlearn_protocol.user_errors import failure
+from fleetlearn_protocol.user_errors import ANY_FAILURE, failure
 from fleetlearn_protocol.vector import Vector, scatter
 
 from fleetlearn_device.runtimes.checks import DataError
@@ -73,7 +73,7 @@ def checked(name: str, function: Callable[..., Any]) -> Callable[[TaskWork], Tas
             outcome = bound(work)
         except OF_THE_TRAINING:
             raise
-        except Exception as error:  # of the owner's code, of any kind
+        except ANY_FAILURE as error:  # of the owner's code, of any kind
             raise TrainingError(failure(what, error)) from error
         if not np.array_equal(model, work.inputs.model, equal_nan=True):
             raise TrainingError(

@@ -14,7 +14,7 @@ from fleetlearn_protocol.computations.function_layout import DEVICE_FUNCTION, NE
 from fleetlearn_protocol.computations.function_settings import FunctionSums
 from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint
 from fleetlearn_protocol.origins import Origin, origin, used_files
-from fleetlearn_protocol.user_errors import failure
+from fleetlearn_protocol.user_errors import ANY_FAILURE, failure
 
 from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.sections import AVAILABILITY, DATA, HAZARDS
@@ -62,7 +62,7 @@ def call_own(what: str, call: Callable[[], T]) -> T:
     user's function, in words."""
     try:
         return call()
-    except Exception as error:
+    except ANY_FAILURE as error:
         raise SimulatorError(failure(what, error)) from error
 
 

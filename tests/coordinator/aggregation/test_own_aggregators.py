@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,7 @@ def test_the_order_of_arrival_is_unseen() -> None:
     ("combine", "says"),
     [
         (lambda updates: 1 / 0, r"aggregation\.aggregator failed: ZeroDivisionError: division by"),
+        (lambda updates: sys.exit(3), r"aggregation\.aggregator failed: SystemExit: 3"),
         (lambda updates: np.zeros(4), r"an array of shape \(4,\); expected \(9000,\)"),
         (lambda updates: np.full(SIZE, np.inf), "made element 0 of the mean update inf"),
         (lambda updates: "mean", "failed: TypeError: an array of <U4"),

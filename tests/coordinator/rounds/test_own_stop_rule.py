@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -53,6 +54,8 @@ def test_it_cannot_change_what_it_is_told() -> None:
     [
         (lambda rounds: True, r"returned True; expected None, or why"),
         (lambda rounds: "", r"returned ''; expected"),
+        (lambda rounds: sys.exit("done"), r"failed: SystemExit: done"),
+        (lambda rounds: rounds[0].metrics.clear(), r"failed: AttributeError"),
         (lambda rounds: rounds[0].metrics["accuracy"], r"failed: KeyError: 'accuracy'"),
     ],
 )

@@ -83,11 +83,13 @@ def test_what_the_bundle_does_not_declare_is_refused(returned: Any, text: str) -
     assert "mean" in str(caught.value)
 
 
-def test_an_exception_of_the_function_is_told_with_its_place() -> None:
+@pytest.mark.parametrize("error", [KeyError, SystemExit])
+def test_an_exception_of_the_function_is_told_with_its_place(error: type[BaseException]) -> None:
     def broken(state: Any, rows: Any) -> dict[str, Any]:
-        raise KeyError("weight")
+        raise error("weight")
 
-    with pytest.raises(FunctionError, match=r"KeyError: 'weight' .in broken, test_functions.py"):
+    says = rf"{error.__name__}: '?weight'? .in broken, test_functions.py"
+    with pytest.raises(FunctionError, match=says):
         sums_of(broken)
 
 

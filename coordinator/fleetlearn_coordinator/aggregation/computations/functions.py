@@ -21,7 +21,7 @@ from fleetlearn_protocol.computations.function_layout import (
 from fleetlearn_protocol.computations.function_settings import FunctionSums, SumArray
 from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.errors import many
-from fleetlearn_protocol.user_errors import failure
+from fleetlearn_protocol.user_errors import ANY_FAILURE, failure
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -96,7 +96,7 @@ def _called(
             made = function(given, sums, count)
     except extensions.ExtensionError:
         raise
-    except Exception as error:  # of a stranger's code, of any kind: the round ends, no process
+    except ANY_FAILURE as error:  # of a stranger's code, of any kind: the round ends, no process
         raise ValueError(failure(f"the function {name}", error)) from error
     if not (isinstance(made, tuple) and len(made) == 3 and isinstance(made[0], Mapping)):
         raise ValueError(

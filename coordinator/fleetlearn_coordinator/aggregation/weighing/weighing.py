@@ -104,12 +104,16 @@ def own_rule(name: str, made: WeighingRule) -> WeighingRule:
         return _of_own(made.scale, (reports, level), "a scale", most=math.inf)
 
     def next_level(reports: Collection[Reported], level: float | None) -> float | None:
-        found = call_own("aggregation.weighing", lambda: made.next_level(reports, level))
+        def number() -> float | None:
+            found = made.next_level(reports, level)
+            return None if found is None else float(found)
+
+        found = call_own("aggregation.weighing", number)
         if found is not None and not math.isfinite(found):
             raise FleetError(
                 Code.NOT_FINITE, f"aggregation.weighing returned the level {found} for next round"
             )
-        return None if found is None else float(found)
+        return found
 
     return made._replace(name=name, factor=factor, scale=scale, next_level=next_level)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from fleetlearn_protocol.user_errors import failure
+from fleetlearn_protocol.user_errors import ANY_FAILURE, failure
 
 from fleetlearn_coordinator.rounds.own_stop_rule import OwnRuleError
 from fleetlearn_coordinator.rounds.selection_rules import Stated
@@ -51,7 +51,7 @@ def choose(strategy: SelectionStrategy, choice: Choice) -> list[str]:
     """Return what the strategy chooses. Raises OwnRuleError."""
     try:
         chosen = [*strategy(choice)]
-    except Exception as error:
+    except ANY_FAILURE as error:
         raise OwnRuleError(failure("selection.strategy", error)) from error
     known = {device.name for device in choice.devices}
     wrong = [name for name in chosen if not isinstance(name, str) or name not in known]

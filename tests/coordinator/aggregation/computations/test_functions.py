@@ -94,15 +94,17 @@ def test_what_is_no_next_state_abandons_the_round(made: Any, text: str) -> None:
     assert "own" in str(caught.value)
 
 
-def test_an_exception_of_the_function_abandons_the_round() -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+def test_an_exception_of_the_function_abandons_the_round(error: type[BaseException]) -> None:
     def broken(state: Any, sums: Any, count: Any) -> Any:
-        raise ZeroDivisionError("no rows")
+        raise error("no rows")
 
-    extensions.register(NEXT_STATE, "broken", broken)
+    name = f"broken-{error.__name__}"
+    extensions.register(NEXT_STATE, name, broken)
     with pytest.raises(
-        BadTotalError, match=r"broken failed: ZeroDivisionError: no rows .in broken"
+        BadTotalError, match=rf"{name} failed: {error.__name__}: no rows .in broken"
     ):
-        advance(settings=msgspec.structs.replace(MEAN, coordinator="broken"))
+        advance(settings=msgspec.structs.replace(MEAN, coordinator=name))
 
 
 def test_sums_of_fewer_rows_than_devices_are_none() -> None:
@@ -114,7 +116,7 @@ def test_sums_of_fewer_rows_than_devices_are_none() -> None:
     ("fields", "text"),
     [
         ({"coordinator": "os:getcwd"}, "the module os is not allowed here"),
-        ({"coordinator": "nobody"}, "is no extension's name"),
+        ({"coordinator": "nobody"}, "is no own algorithm's name"),
         ({"coordinator_parameters": {"speed": 1}}, "has no parameter speed; it takes stop_at"),
     ],
 )

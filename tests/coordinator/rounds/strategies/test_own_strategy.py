@@ -3,6 +3,7 @@ refused."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -118,6 +119,7 @@ def test_it_may_be_given_candidates_alone() -> None:
         (lambda choice: [0], r"chose 0, which is none"),
         (lambda choice: ["a", "b", "a"], r"chose a twice"),
         (lambda choice: 1 / 0, r"failed: ZeroDivisionError: division by zero"),
+        (lambda choice: sys.exit(1), r"failed: SystemExit: 1"),
         (lambda choice: None, r"failed: TypeError"),
     ],
 )
