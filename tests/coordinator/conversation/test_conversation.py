@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from conversing import MODEL, SIZE, UPDATE, WELCOME, Device, Room, begun, chunks, granted, one
-from fleetlearn_coordinator.conversation.conversation import (
-    LOST_RACES,
-    UPLOAD_TIMEOUT,
-)
+from fleetlearn_coordinator.conversation.conversation import UPLOAD_TIMEOUT
+from fleetlearn_coordinator.conversation.conversation_state import LOST_RACES
 from fleetlearn_coordinator.conversation.effects import (
     Allow,
     CheckedIn,
