@@ -49,7 +49,15 @@ def part_of(supervisor: Any, word: str) -> list[psutil.Process]:
     """Return the processes that a supervisor has started, whose command has this word."""
     try:
         children = psutil.Process(supervisor.pid).children()
-        return [each for each in children if word in each.cmdline()]
+    except psutil.NoSuchProcess:
+        return []
+    return [each for each in children if word in _command_of(each)]
+
+
+def _command_of(process: psutil.Process) -> list[str]:
+    """Return the words of the process's command; none if it has ended meanwhile."""
+    try:
+        return process.cmdline()
     except psutil.NoSuchProcess:
         return []
 
