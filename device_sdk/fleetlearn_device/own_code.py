@@ -13,6 +13,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from fleetlearn_protocol.algorithms import LOCAL_ALGORITHM
+from fleetlearn_protocol.computations.function_layout import DEVICE_FUNCTION
+from fleetlearn_protocol.extensions import installed
+from fleetlearn_protocol.own_encodings import ENCODING
 from fleetlearn_protocol.user_errors import ANY_FAILURE, in_one_line
 
 OwnFunction: TypeAlias = Callable[..., Mapping[str, Any]]
@@ -21,9 +25,11 @@ OwnFunctions: TypeAlias = Mapping[str, OwnFunction]
 NO_FUNCTIONS: OwnFunctions = MappingProxyType({})
 Given: TypeAlias = Mapping[str, OwnFunction | str] | Iterable[str]
 """What an owner gives: name -> a function, or ``module:function``; or texts, each
-``module:function`` or ``name=module:function``."""
+``module:function``, ``name=module:function`` or a short name that an installed package gives."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}(:[A-Za-z_][A-Za-z0-9_]{0,99})?")
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+KINDS = (LOCAL_ALGORITHM, DEVICE_FUNCTION, ENCODING)
+"""What installed packages give short names to that devices run."""
 MOST = 64
 """How many functions a device may allow: a check-in names them."""
 
@@ -57,16 +63,29 @@ def read_functions(given: Given) -> OwnFunctions:
 
 
 def _named(text: str) -> tuple[str, str]:
-    """Return name and target of ``[name=]module:function``."""
+    """Return name and target of ``[name=]module:function``, or of the short name that an installed
+    package gives."""
     name, equals, target = text.partition("=")
-    return (name, target) if equals else (text, text)
+    return (name, target) if equals else (text, text if ":" in text else _installed(text))
+
+
+def _installed(name: str) -> str:
+    """Return the function that an installed package gives this short name, or the name itself where
+    none does. Raises FunctionError where packages give it to several."""
+    found = sorted({names[name] for names in map(installed, KINDS) if name in names})
+    if len(found) > 1:
+        raise FunctionError(
+            f"the function {name}: installed packages give this name to {' and '.join(found)}; "
+            f"choose one: {name}={found[0]}"
+        )
+    return found[0] if found else name
 
 
 def _imported(name: str, target: str) -> OwnFunction:
     if not _TARGET.fullmatch(target):
         raise FunctionError(
             f"the function {name}: {target!r} is no function that can be imported; expected "
-            "MODULE:FUNCTION, or NAME=MODULE:FUNCTION"
+            "MODULE:FUNCTION, NAME=MODULE:FUNCTION, or a short name that an installed package gives"
         )
     module_name, _, function_name = target.partition(":")
     here = str(Path.cwd())

@@ -4,17 +4,20 @@ equations."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fleetlearn_protocol.computations.settings import KIND_NAMES
+from fleetlearn_protocol.extensions import ExtensionPoint
 from fleetlearn_protocol.messages import CONTROL, MODEL, PLAIN, SUMS, UPDATE
 
 FEDMD = "fedmd"
 """Devices tell class scores of public examples; the bundle has these in place of graphs."""
-
-
 OWN = "own"
 """Devices train by a function of their owner's, which `Task.function` names."""
+LOCAL_ALGORITHM: ExtensionPoint[Any] = ExtensionPoint(
+    "local algorithm", object, arguments=("work",)
+)
+"""Trains in place of ours."""
 
 
 class Exchange(NamedTuple):

@@ -66,6 +66,14 @@ class ExtensionPoint(Generic[T]):
         """The group of its entry points."""
         return f"{GROUP}.{self.name.replace(' ', '-')}"
 
+    @property
+    def own(self) -> str:
+        """What an own one is and how it is named, for errors."""
+        return (
+            f"an own {self.name}: my_package:my_function, or a short name that an installed "
+            "package gives"
+        )
+
 
 @dataclass
 class _Known:
@@ -302,6 +310,12 @@ def _target(point: ExtensionPoint[Any], name: str) -> str:
     return _entry_points(point).get(name) or _installed(point).get(name, name)
 
 
+def installed(point: ExtensionPoint[Any]) -> dict[str, str]:
+    """Return the short names that installed packages give: name -> ``module:function``. Nothing is
+    imported."""
+    return _installed(point)
+
+
 def _registered(point: ExtensionPoint[Any]) -> dict[str, Factory]:
     return {name: made for (of, name), made in _known.registered.items() if of == point.name}
 
@@ -320,8 +334,13 @@ def _installed(point: ExtensionPoint[Any], of_listed: bool = False) -> dict[str,
     }
 
 
+def is_within(module: str, modules: Iterable[str]) -> bool:
+    """Return whether a module is one of these, or within one."""
+    return any(module == each or module.startswith(f"{each}.") for each in modules)
+
+
 def _is_allowed(module: str) -> bool:
-    return any(module == each or module.startswith(f"{each}.") for each in _known.modules)
+    return is_within(module, _known.modules)
 
 
 def _checked(

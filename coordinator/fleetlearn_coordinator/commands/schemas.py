@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from fleetlearn_coordinator.commands.algorithms import OwnAlgorithmView
 from fleetlearn_coordinator.commands.data_quality import QualityView
 from fleetlearn_coordinator.plan.privacy_statement import PrivacyStatement
 from fleetlearn_coordinator.secure.helper_views import HelperView
@@ -48,6 +49,7 @@ OUTPUTS: dict[str, tuple[Any, ...]] = {
     "tail": (EventView,),
     "audit": (AuditView,),
     "doctor": (list[CheckView],),
+    "algorithms": (list[OwnAlgorithmView],),
     "init": (FilesView,),
     "privacy": (PrivacyStatement,),
     "data-quality": (QualityView,),

@@ -29,6 +29,7 @@ GROUPS: dict[str, tuple[Listed, ...]] = {
         Listed("serve", "serving", "Run a plan's training, or all runs of a host"),
         Listed("serve-gateway", "gateway", "Hold devices' connections on another machine"),
         Listed("doctor", "doctor", "Check what a coordinator needs, and say what to do"),
+        Listed("algorithms", "algorithms", "Own algorithms of installed packages, by kind"),
         Listed("privacy", "privacy", "Say what a plan's differential privacy comes to"),
         Listed("install-service", "systemd", "Write a systemd service that serves it from boot on"),
         Listed("certificate", "keys", "Make or renew the coordinator's TLS certificate"),

@@ -85,9 +85,8 @@ def contradictions_of_aggregation(
         WEIGHING_RULE, aggregation.weighing
     ):
         yield (
-            f'{WEIGHING} = "{aggregation.weighing}" is not known: it takes an own weighing rule '
-            "such as my_package:my_rule; FedNova's is aggregation.normalise, q-FedAvg's "
-            "aggregation.q"
+            f'{WEIGHING} = "{aggregation.weighing}" is not known: it takes '
+            f"{WEIGHING_RULE.own}. FedNova's is aggregation.normalise, q-FedAvg's aggregation.q"
         )
     if aggregation.weighing_parameters and aggregation.weighing is None:
         yield (

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from fleetlearn_protocol.algorithms import OWN
+from fleetlearn_protocol.algorithms import LOCAL_ALGORITHM, OWN
+from fleetlearn_protocol.extensions import is_extension
 
 from fleetlearn_coordinator.aggregation import aggregators, optimizers
 from fleetlearn_coordinator.aggregation.exact_mean import MAX_UPDATES
@@ -119,7 +120,7 @@ def _refuse_unknown(key: str, name: object, table: Collection[str], what: str) -
 def _filled_local(local: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
     filled: dict[str, Any] = {**recipe.local, **local}
     algorithm = filled["algorithm"]
-    if isinstance(algorithm, str) and ":" in algorithm:
+    if algorithm not in [*ALGORITHMS] and is_extension(LOCAL_ALGORITHM, algorithm):
         filled["function"], filled["algorithm"] = algorithm, OWN
         algorithm = OWN
     elif (algorithm == OWN) != ("function" in filled):
@@ -132,7 +133,7 @@ def _filled_local(local: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
             f"local.parameters = {filled['parameters']!r} are for an own algorithm; here it is "
             f'"{algorithm}", whose numbers are in [local.hyper]'
         )
-    _refuse_unknown("local.algorithm", algorithm, ALGORITHMS, "Algorithms")
+    refuse_unknown_name(LOCAL_ALGORITHM, "local.algorithm", algorithm, [*ALGORITHMS], "Algorithms")
     if algorithm != recipe.local["algorithm"] and "personal_epochs" not in local:
         filled.pop("personal_epochs", None)  # the recipe's is for its own algorithm
     return filled

@@ -85,10 +85,7 @@ STOP_RULES = (
         lambda plan: (
             plan.stop.rule is not None and not extensions.is_extension(STOP_RULE, plan.stop.rule)
         ),
-        lambda plan: (
-            f'stop.rule = "{plan.stop.rule}" is not known: it takes an own stop rule such as '
-            "my_package:my_rule"
-        ),
+        lambda plan: f'stop.rule = "{plan.stop.rule}" is not known: it takes {STOP_RULE.own}',
     ),
     PlanRule(
         lambda plan: plan.stop.target is not None and plan.stop.metric is None,

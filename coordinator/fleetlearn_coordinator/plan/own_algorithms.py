@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fleetlearn_protocol import extensions
+from fleetlearn_protocol.algorithms import LOCAL_ALGORITHM
+from fleetlearn_protocol.computations.function_layout import NEXT_STATE
 from fleetlearn_protocol.extensions import ExtensionPoint
 from fleetlearn_protocol.own_encodings import ENCODING
 
@@ -49,6 +51,8 @@ POINTS: Mapping[str, ExtensionPoint[Any]] = {
         STALENESS_FUNCTION,
         WEIGHING_RULE,
         ENCODING,
+        LOCAL_ALGORITHM,
+        NEXT_STATE,
     )
 }
 """What a plan may name of other packages, by its name."""
@@ -82,7 +86,7 @@ def refuse_unknown_name(
     if name not in ours and not extensions.is_extension(point, name):
         raise ValueError(
             f"{key} = {name!r} is not known{near(str(name), ours)} {what}: {', '.join(ours)}; or "
-            f"an own {point.name}, such as my_package:my_function"
+            f"{point.own}"
         )
 
 

@@ -146,7 +146,7 @@ class SelectionSection(Section, frozen=True, kw_only=True):
         if is_own and not extensions.is_extension(SELECTION_STRATEGY, self.strategy):
             yield (
                 f'{KEY} = "{self.strategy}" is not known{near(self.strategy, STRATEGIES)} It takes '
-                f"{', '.join(STRATEGIES)}, or an own strategy such as my_package:my_strategy"
+                f"{', '.join(STRATEGIES)}, or {SELECTION_STRATEGY.own}"
             )
         if self.parameters and not is_own:
             yield (

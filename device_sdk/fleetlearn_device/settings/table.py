@@ -308,7 +308,8 @@ SETTINGS: tuple[Setting, ...] = (
         "functions.allow",
         texts("[NAME=]MODULE:FUNCTION", "a list of functions"),
         (),
-        "a function that runs may compute by on this device, under this name; may be given again",
+        "a function that runs may compute or train by on this device, under this name; or a short "
+        "name that an installed package gives; may be given again",
         name="allow-function",
         unset="none",
     ),

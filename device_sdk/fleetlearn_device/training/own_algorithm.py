@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 from fleetlearn_protocol import extensions
+from fleetlearn_protocol.algorithms import LOCAL_ALGORITHM
 from fleetlearn_protocol.errors import FleetError
-from fleetlearn_protocol.extensions import ExtensionPoint
 from fleetlearn_protocol.messages import UPDATE, Task
 from fleetlearn_protocol.own_encodings import encoding_of_task
 from fleetlearn_protocol.user_errors import ANY_FAILURE, failure
@@ -26,9 +26,6 @@ from fleetlearn_device.training.algorithms import UnsupportedError
 from fleetlearn_device.training.train import DivergedError, TrainingError, TrainingResult
 from fleetlearn_device.training.work import TaskOutcome, TaskWork
 
-LOCAL_ALGORITHM: ExtensionPoint[Any] = ExtensionPoint(
-    "local algorithm", object, arguments=("work",)
-)
 OF_THE_TRAINING = (TrainingError, FleetError, DataError, StateError, MemoryError)
 """What an own algorithm passes on as it is: the device knows what becomes of the task then."""
 

@@ -21,7 +21,7 @@ DEVICE_FUNCTION: ExtensionPoint[Any] = ExtensionPoint(
 )
 """Computes what a device sends: state, rows -> named arrays."""
 NEXT_STATE: ExtensionPoint[Any] = ExtensionPoint(
-    "next-state function", object, is_callable=True, arguments=("state", "sums", "count")
+    "next state function", object, is_callable=True, arguments=("state", "sums", "count")
 )
 """What a round's total makes of the state: state, sums, count -> state, metrics, finished."""
 

@@ -145,7 +145,7 @@ def _fill_kind(
         kinds = {**kinds, kind: own[1]}
     if kind not in list(kinds):  # a list, because the given value may not be hashable
         hint = near(str(kind), kinds)
-        more = "" if own is None else f" An own {own[0].name} is named my_package:my_function."
+        more = "" if own is None else f" Or {own[0].own}."
         raise ValueError(
             f"{section}.kind = {kind!r} is not known{hint} Kinds: {', '.join(kinds)}.{more}"
         )

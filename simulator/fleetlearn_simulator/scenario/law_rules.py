@@ -30,7 +30,7 @@ def law_contradictions(scenario: Scenario) -> Iterator[str]:
     if not extensions.is_extension(FAILURE_LAW, failures.law):
         yield (
             f'failures.law = "{failures.law}" is not known{near(failures.law, [HAZARDS])} It takes '
-            f'"{HAZARDS}", or an own law such as "my_package:my_law"'
+            f'"{HAZARDS}", or {FAILURE_LAW.own}'
         )
     tables = {"failures": failures} | {
         f"tiers.{name}.failures": tier.failures for name, tier in scenario.tiers.items()

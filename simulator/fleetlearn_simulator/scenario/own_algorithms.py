@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fleetlearn_coordinator.plan.own_algorithms import POINTS as PLAN_POINTS
 from fleetlearn_coordinator.plan.own_algorithms import find_point
-from fleetlearn_device.training.own_algorithm import LOCAL_ALGORITHM
 from fleetlearn_protocol import extensions
+from fleetlearn_protocol.algorithms import LOCAL_ALGORITHM
 from fleetlearn_protocol.computations.function_layout import DEVICE_FUNCTION, NEXT_STATE
 from fleetlearn_protocol.computations.function_settings import FunctionSums
 from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint
@@ -31,7 +31,10 @@ PARTITION: ExtensionPoint[Any] = ExtensionPoint("partition", object, is_callable
 FAILURE_LAW: ExtensionPoint[Any] = ExtensionPoint("failure law", object, is_callable=True)
 POINTS: Mapping[str, ExtensionPoint[Any]] = {
     **PLAN_POINTS,
-    **{point.name: point for point in (AVAILABILITY_LAW, DATA_SOURCE, PARTITION, FAILURE_LAW)},
+    **{
+        point.name: point
+        for point in (AVAILABILITY_LAW, DATA_SOURCE, PARTITION, FAILURE_LAW, DEVICE_FUNCTION)
+    },
 }
 """What a scenario and its plan may name of other packages, by its name."""
 

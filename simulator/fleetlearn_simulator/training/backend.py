@@ -21,11 +21,11 @@ from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_device.training.algorithms import ALGORITHMS, run_algorithm
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
-from fleetlearn_device.training.own_algorithm import LOCAL_ALGORITHM, checked
+from fleetlearn_device.training.own_algorithm import checked
 from fleetlearn_device.training.train import DivergedError, evaluate_data
 from fleetlearn_device.training.work import Inputs, TaskSettings
 from fleetlearn_protocol import Bundle
-from fleetlearn_protocol.algorithms import EXCHANGES
+from fleetlearn_protocol.algorithms import EXCHANGES, LOCAL_ALGORITHM
 from fleetlearn_protocol.extensions import find
 from fleetlearn_protocol.messages import BUFFERS, PLAIN, UPDATE, Evaluation, StepSchedule
 from fleetlearn_protocol.vector import Vector

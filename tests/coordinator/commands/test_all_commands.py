@@ -175,6 +175,8 @@ def test_when_the_coordinator_is_down(tmp_path: Path) -> None:
     assert made[0]["name"] == "olga"
     (checks,) = check("doctor", typed("doctor", host.service, "--json"))
     assert checks
+    (own,) = check("algorithms", typed("algorithms", host.service, "--json"))
+    assert own == [], "fleetlearn itself brings none"
     copy = tmp_path / "copy"
     (kept,) = check("backup", typed("backup", host.service, copy, "--json"))
     assert kept["runs"]

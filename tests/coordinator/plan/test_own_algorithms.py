@@ -47,7 +47,7 @@ def test_a_registered_function_has_a_short_name() -> None:
         ("[aggregation]\nparameters = {a = 1}\n", "are for an own aggregator"),
         (
             '[aggregation]\nweighing = "mine"\n',
-            "it takes an own weighing rule such as my_package:my_rule",
+            "it takes an own weighing rule: my_package:my_function, or a short name",
         ),
         ("[aggregation]\nweighing_parameters = {a = 1}\n", "need aggregation.weighing"),
         (

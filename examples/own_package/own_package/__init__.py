@@ -1,0 +1,1 @@
+"""Own algorithms for fleetlearn: one of each kind."""
