@@ -58,8 +58,10 @@ class GatewayAdders:
         self._loop = asyncio.get_running_loop()
         self._stored: dict[int, int] = {}
         """Number of a spool file -> the gateway that wrote the update in it."""
-        self._late: dict[int, asyncio.TimerHandle] = {}
-        """Number of a partial sum that was asked for -> what gives it up."""
+        self._late: dict[int, tuple[int, asyncio.TimerHandle]] = {}
+        """Number of a partial sum that was asked for -> the gateway, and what gives it up."""
+        self._given_up: dict[int, int] = {}
+        """Number of a partial sum that is not needed any more -> the gateway that may write it."""
 
     @property
     def awaited(self) -> Container[int]:
@@ -77,11 +79,19 @@ class GatewayAdders:
         if len(self._stored) > MOST_STORED:
             del self._stored[next(iter(self._stored))]
 
-    def made(self, message: wire.PartialSumMade) -> None:
-        """A gateway has written a partial sum, or could not."""
-        if (timer := self._late.pop(message.number, None)) is None:  # nobody waits for it any more
+    def is_awaited(self, gateway: int, number: int) -> bool:
+        """Whether this gateway was asked for this partial sum, and there is time."""
+        return number in self._late and self._late[number][0] == gateway
+
+    def made(self, gateway: int, message: wire.PartialSumMade) -> None:
+        """A gateway has written a partial sum, or could not. What another one says of it does not
+        count."""
+        if self._given_up.get(message.number) == gateway:
+            del self._given_up[message.number]
             Path(self.file_of(message.number)).unlink(missing_ok=True)
+        if not self.is_awaited(gateway, message.number):
             return
+        _, timer = self._late.pop(message.number)
         timer.cancel()
         if message.made is None:
             logger.warning(
@@ -93,12 +103,13 @@ class GatewayAdders:
     def lost(self, gateway: int) -> None:
         """The gateway is gone."""
         self._stored = {file: one for file, one in self._stored.items() if one != gateway}
+        self._given_up = {number: one for number, one in self._given_up.items() if one != gateway}
         if self.run is not None:
             self.run.lost(gateway)
 
     def close(self) -> None:
         """Do nothing more."""
-        for timer in self._late.values():
+        for _, timer in self._late.values():
             timer.cancel()
 
     # What the run says
@@ -115,19 +126,29 @@ class GatewayAdders:
     def collect(self, adder: int, number: int, size: int) -> None:
         self._gateways[adder].say(wire.CollectSums(number, self._name))
         patience = PATIENCE + size / BYTES_PER_SECOND
-        self._late[number] = self._loop.call_later(patience, self._give_up, adder, number)
+        timer = self._loop.call_later(patience, self._give_up, adder, number)
+        self._late[number] = adder, timer
 
     def _give_up(self, adder: int, number: int) -> None:
         del self._late[number]
+        self._need_no_more(adder, number)
         logger.warning("gateway %d adds up its updates too slowly: they are added here", adder)
         if self.run is not None:
             self.run.collected(number, None)
 
     def forget(self, adder: int, number: int) -> None:
-        if (timer := self._late.pop(number, None)) is not None:
+        if number in self._late:
+            _, timer = self._late.pop(number)
             timer.cancel()
+            self._need_no_more(adder, number)
         if adder in self._gateways:
             self._gateways[adder].say(wire.ForgetSums(number, self._name))
+
+    def _need_no_more(self, adder: int, number: int) -> None:
+        """Remove the file if the gateway still writes it."""
+        self._given_up[number] = adder
+        if len(self._given_up) > MOST_STORED:
+            del self._given_up[next(iter(self._given_up))]
 
     def file_of(self, number: int) -> str:
         return str(self.folder / str(number))

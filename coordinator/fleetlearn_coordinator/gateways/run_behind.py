@@ -179,25 +179,27 @@ class RunBehind:
 
     def sum_made(self, gateway: KnownGateway, message: wire.PartialSumMade) -> None:
         """The gateway has added up what it was given, or could not."""
-        is_awaited = message.number in self.adders.awaited
+        is_awaited = self.adders.is_awaited(gateway.number, message.number)
         if not gateway.apart or message.made is None or not is_awaited:
-            self.adders.made(message)
+            self.adders.made(gateway.number, message)
             return
         spool = self.spool
         assert isinstance(spool, ArrivedSpool)
         file = Path(self.adders.file_of(message.number))
         loop = asyncio.get_running_loop()
         job = loop.run_in_executor(None, spool.fetch_partial_sum, message.number, file)
-        job.add_done_callback(partial(self._fetched, message))
+        job.add_done_callback(partial(self._fetched, gateway.number, message))
 
-    def _fetched(self, message: wire.PartialSumMade, job: asyncio.Future[None]) -> None:
+    def _fetched(
+        self, gateway: int, message: wire.PartialSumMade, job: asyncio.Future[None]
+    ) -> None:
         error = None if job.cancelled() else job.exception()
         if isinstance(error, FleetError | OSError):
             message = replace(message, made=None, text=in_words(error))
         elif error is not None:
             self.served.failed(RuntimeError(error))
             return
-        self.adders.made(message)
+        self.adders.made(gateway, message)
 
     def publish(self, newest: Mapping[str, Buffer], older: Mapping[str, Older]) -> None:
         """Have these contents for gateways, and no others. What gateways are told from now on waits
