@@ -62,6 +62,11 @@ class ExtensionPoint(Generic[T]):
     parameters as keywords. Empty: the extension is a factory."""
 
     @property
+    def with_article(self) -> str:
+        """The name with its article: an aggregator, a stop rule."""
+        return f"{'an' if self.name[0] in 'aeiou' else 'a'} {self.name}"
+
+    @property
     def group(self) -> str:
         """The group of its entry points."""
         return f"{GROUP}.{self.name.replace(' ', '-')}"
@@ -133,13 +138,14 @@ def register(point: ExtensionPoint[Any], name: str, factory: Factory) -> None:
     """
     if not _SHORT.fullmatch(name):
         raise ExtensionError(
-            f"{name!r} cannot be the name of a {point.name}: it takes letters, digits, _ and -"
+            f"{name!r} cannot be the name of {point.with_article}: it takes letters, digits, _ "
+            "and -"
         )
     there = _known.registered.setdefault((point.name, name), factory)
     if there is not factory:
         raise ExtensionError(
-            f"there is a {point.name} {name} already, {there.__module__}:{there.__qualname__}; "
-            "choose another name"
+            f"there is {point.with_article} {name} already, {there.__module__}:"
+            f"{there.__qualname__}; choose another name"
         )
 
 
@@ -188,10 +194,8 @@ def made_by(
         kinds = point.returns if isinstance(point.returns, tuple) else (point.returns,)
         wanted = "a function" if point.is_callable else " or ".join(k.__name__ for k in kinds)
         called = getattr(factory, "__qualname__", type(factory).__name__)
-        article = "an" if point.name[0] in "aeiou" else "a"
         raise ExtensionError(
-            f"{what}: {called}() returned a {type(made).__name__}; {article} {point.name} is "
-            f"{wanted}"
+            f"{what}: {called}() returned a {type(made).__name__}; {point.with_article} is {wanted}"
         )
     return cast(T, made)
 
@@ -301,8 +305,8 @@ def apart() -> Iterator[None]:
 
 def _expected(point: ExtensionPoint[Any]) -> str:
     if point.arguments:
-        return f"a {point.name} of {', '.join(point.arguments)}"
-    return f"one with keyword parameters that returns a {point.name}"
+        return f"{point.with_article} of {', '.join(point.arguments)}"
+    return f"one with keyword parameters that returns {point.with_article}"
 
 
 def _target(point: ExtensionPoint[Any], name: str) -> str:

@@ -21,9 +21,9 @@ from fleetlearn_protocol.frames import pack_chunk
 from fleetlearn_protocol.messages import FromCoordinator, Grant, Task, Uploaded
 from gateway_processes import accepted_in, write_run
 from own_formats import BLOCKS, OURS_AS_OWN
-from peers import Peer, plan_text, report_of
+from peers import BUFFERED, Peer, plan_text, report_of, write_test_bundle
 from processes import Processes, free_port, processes, service_file
-from random_kills import Devices, by_hand, update_for
+from random_kills import Devices, by_hand, kill_at_random, update_for
 
 CRASH = Path(__file__).with_name("crash_coordinator.py")
 with pytest.MonkeyPatch.context() as patch:
@@ -203,3 +203,44 @@ def test_gateways_and_the_engine_killed_change_nothing(run: Processes, tmp_path:
             meant=lambda update: own.decode(own.encode(update), update.size),
         )
     assert made.tobytes() == model.tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("fedbuff", {**BUFFERED, "round__goal": 4, "round__concurrency": 8}),
+        ("fedavg", {"round__goal": 4, "round__over_selection": 2, "round__late": "carry"}),
+    ],
+)
+def test_stale_updates_count_over_kills(
+    run: Processes, tmp_path: Path, recipe: str, settings: dict[str, Any]
+) -> None:
+    """Asynchronous rounds, and late updates that are carried, of a coordinator that is killed at
+    random: each update counts as what its bytes mean."""
+    name, port, file = "thin_updates:signs", free_port(), tmp_path / "plan.toml"
+    bundle = write_test_bundle(tmp_path / "test.bundle")
+    (tmp_path / "thin_updates.py").write_text(BLOCKS["thin_updates"])
+    own = {"encoding__up": name, "encoding__parameters": {"block": 128}, "stop__rounds": 40}
+    values = {key: value for key, value in settings.items() if key != "recipe"}
+    file.write_text(plan_text(bundle, tmp_path / "run", recipe, **{**values, **own}))
+    service = service_file(file, port)
+    service.write_text(service.read_text() + '[plugins]\nmodules = ["thin_updates"]\n')
+    with extensions.apart():
+        extensions.allow(["thin_updates"], tmp_path)
+        encoding = Plan.load(file).up
+        devices = OwnDevices(f"ws://127.0.0.1:{port}", [f"device-{n}" for n in range(8)], name)
+        killed = asyncio.run(kill_at_random(run, file, devices, random.Random(7), least=40))
+        version, model = read_model(tmp_path / "run")
+        found = accepted_in(tmp_path / "run")
+        print(f"{killed} kills, {version} versions, {sum(row[2] > 0 for row in found)} stale")
+        assert {*devices.acknowledged} <= {task for task, _, _ in found}
+        made = by_hand(
+            Plan.load(file),
+            found,
+            version,
+            10,
+            meant=lambda update: encoding.decode(encoding.encode(update), update.size),
+        )
+    assert made.tobytes() == model.tobytes()
+    assert any(staleness for _, _, staleness in found)

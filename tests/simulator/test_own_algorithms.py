@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator import PastRound
+from fleetlearn_coordinator import PastRound, PlanError
 from fleetlearn_protocol import extensions, open_bundle
 from fleetlearn_simulator import Options, Scenario, SimulatorError, simulate
 from fleetlearn_simulator.__main__ import app
 from fleetlearn_simulator.results.run_folder import read_json, read_rows
+from own_formats import OURS_AS_OWN
 from typer.testing import CliRunner
 from virtual import write_scenario
 
@@ -557,3 +558,64 @@ def test_an_own_local_algorithm_trains_here_and_in_other_processes(
         change[places] = 0.0
     moved = float(np.linalg.norm(change))
     assert 0 < moved < 3.01e-3, "three rounds of updates of 0.001"
+
+
+def test_ours_as_an_own_encoding_gives_ours_to_the_bit(line: Path, tmp_path: Path) -> None:
+    (tmp_path / "ours_as_own.py").write_text(OURS_AS_OWN)
+
+    def ran(name: str, **encoding: Any) -> Any:
+        path = scenario_file(tmp_path, line, plan__encoding=encoding)
+        found = Scenario.load(path, plugins=["ours_as_own"])
+        return simulate(found, tmp_path / name, Options(workers=1))
+
+    own = {"up": "ours_as_own:top_k", "parameters": {"percent": 25}, "residual": True}
+    for name, ours, same in [("a", "int8", {"up": "ours_as_own:int8"}), ("b", "topk-0.25", own)]:
+        first, second = ran(f"{name}1", up=ours), ran(f"{name}2", **same)
+        assert first.model.tobytes() == second.model.tobytes()
+        rounds = [
+            [row["bytes"]["up"] for row in read_rows(tmp_path / each, "rounds.jsonl")]
+            for each in (f"{name}1", f"{name}2")
+        ]
+        assert rounds[0] == rounds[1]
+        assert sum(rounds[0]) > 0
+    summary = read_json(tmp_path / "b2" / "summary.json")
+    assert summary["own"]["plan.encoding.up"].startswith("ours_as_own:top_k ")
+
+
+WRONG_FORMATS = """
+from dataclasses import replace
+
+from ours_as_own import int8
+
+
+def fails():
+    return replace(int8(), encode=lambda rows, fractions: 1 // 0)
+
+
+def unread():
+    return replace(int8(), decode=lambda content, n: None)
+
+
+def number():
+    return 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("fails", r"encode failed: ZeroDivisionError"),
+        ("unread", r"an update cannot be decoded: .*decode returned a NoneType"),
+        ("number", r"number\(\) returned a int; an encoding is BlockFormat"),
+        ("none", r"has no function none"),
+    ],
+)
+def test_what_an_own_encoding_does_wrong_ends_the_simulation(
+    line: Path, tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / "ours_as_own.py").write_text(OURS_AS_OWN)
+    (tmp_path / "wrong_formats.py").write_text(WRONG_FORMATS)
+    path = scenario_file(tmp_path, line, plan__encoding={"up": f"wrong_formats:{name}"})
+    found = Scenario.load(path, plugins=["wrong_formats", "ours_as_own"])
+    with pytest.raises((SimulatorError, PlanError), match=text):
+        simulate(found, tmp_path / "run", Options(workers=1))

@@ -33,7 +33,7 @@ def test_a_registered_function_has_a_short_name() -> None:
         plan = parse(text)
         plan.check_served(ServiceSettings())
         assert plan.aggregator().keeps_updates
-        with pytest.raises(ExtensionError, match="there is a aggregator halves already"):
+        with pytest.raises(ExtensionError, match="there is an aggregator halves already"):
             register("aggregator", "halves", lambda: halves())
         with pytest.raises(
             ExtensionError, match=r"'agregator' is no kind.* did you mean aggregator\?"

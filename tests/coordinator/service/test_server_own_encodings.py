@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 from fleetlearn_coordinator import register
-from fleetlearn_protocol import BlockFormat, Code, extensions
+from fleetlearn_coordinator.storage.errors import StoreError
+from fleetlearn_protocol import BlockFormat, Code, encodings, extensions
 from fleetlearn_protocol.encodings import FAMILIES, FLOAT32, OWN_FAMILY, Encoding, find_encoding
 from fleetlearn_protocol.frames import pack_chunk
 from fleetlearn_protocol.messages import Accepted, Grant, OwnEncoding, Refused, Task, Uploaded
@@ -20,6 +21,7 @@ from own_formats import as_own, signs
 from peers import SIZE, Connect, Peer, PlanMaker, fleet, report_of
 
 VECTOR = np.linspace(-1, 3, SIZE, dtype=np.float32)
+PAIR: dict[str, Any] = {"round__goal": 2, "round__minimum": 2, "round__grace": 60.0}
 KNOWS = {"encodings": (*FAMILIES, OWN_FAMILY), "functions": ("thin",)}
 
 
@@ -168,3 +170,69 @@ def test_own_code_that_fails_costs_one_update(make_plan: PlanMaker) -> None:
                     await asyncio.sleep(0.005)
 
     asyncio.run(run())
+
+
+def test_a_start_reads_accepted_updates_again(
+    make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With other parameters the accepted update cannot be read: the start says what to do, and
+    loses nothing."""
+    plans = [
+        make_plan(encoding__up="thin", encoding__parameters={"block": block}, **PAIR)
+        for block in (64, 128)
+    ]
+
+    async def accepted(name: str) -> int:
+        async with fleet(plans[0]) as (coordinator, join):
+            peer = await joined(join, name, **KNOWS)
+            if name == "a":
+                await joined(join, "b", **KNOWS)
+            task = await peer.task()
+            own = find_encoding(task.parts["update"])
+            assert isinstance(await upload(peer, task, own.encode(VECTOR), own), Accepted)
+            if name == "b":
+                async with asyncio.timeout(10):
+                    while coordinator.engine.version == 0:
+                        await asyncio.sleep(0.005)
+            version: int = coordinator.engine.version
+            return version
+
+    async def start(plan: Any) -> None:
+        async with fleet(plan):
+            pass
+
+    assert asyncio.run(accepted("a")) == 0
+    monkeypatch.setattr(encodings, "_own", {})  # as in another process
+    with pytest.raises(StoreError) as refused:
+        asyncio.run(start(plans[1]))
+    assert "is not known in this process" in refused.value.text
+    assert "start with those until its round is over" in refused.value.text
+    assert asyncio.run(accepted("b")) == 1
+
+
+def test_a_function_that_refuses_what_it_took_stops_the_start(make_plan: PlanMaker) -> None:
+    good = [True]
+
+    def fickle() -> BlockFormat:
+        made = as_own("int8")
+
+        def decode(content: Any, n: int) -> Any:
+            return made.decode(content, n) if good[0] else None
+
+        return BlockFormat(made.block, made.size, made.encode, decode)
+
+    async def run() -> None:
+        async with fleet(make_plan(encoding__up="fickle", **PAIR)) as (_, join):
+            peers = [
+                await joined(join, name, **{**KNOWS, "functions": ("fickle",)}) for name in "ab"
+            ]
+            peer = peers[0]
+            task = await peer.task()
+            own = find_encoding(task.parts["update"])
+            assert isinstance(await upload(peer, task, own.encode(VECTOR), own), Accepted)
+
+    register("encoding", "fickle", fickle)
+    asyncio.run(run())
+    good[0] = False
+    with pytest.raises(StoreError, match="another version of the function"):
+        asyncio.run(run())

@@ -4,12 +4,14 @@ round."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from math import inf
 
-from fleetlearn_protocol.encodings import find_encoding
+from fleetlearn_protocol.encodings import find_encoding, is_own
+from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.messages import BUFFERS, ROW_ELEMENTS, ROWS, UPDATE, Report
 from fleetlearn_protocol.sparse_rows import elements_in
 
@@ -297,10 +299,11 @@ class RoundReports:
         begin, largest = 0, {}
         elements_of = elements_in(row.report, own.__getitem__)
         for part in row.report.parts:
-            encoding = find_encoding(part.encoding)
-            # What has no blocks says by its bytes how many there are: sums may be fewer.
-            elements = encoding.elements(elements_of(part.name)) if encoding.block > 1 else None
-            largest[part.name] = encoding.check(content[begin : begin + part.size], elements)
+            with own_as_accepted(row.task, part.encoding):
+                encoding = find_encoding(part.encoding)
+                # What has no blocks says by its bytes how many there are: sums may be fewer.
+                elements = encoding.elements(elements_of(part.name)) if encoding.block > 1 else None
+                largest[part.name] = encoding.check(content[begin : begin + part.size], elements)
             begin += part.size
         columns = self._columns(
             row.report, row.spool_file, largest, row.weight, row.staleness, member, row.region
@@ -334,6 +337,22 @@ class RoundReports:
                 f"needs {', '.join(needed)}. It was accepted by an earlier version of "
                 "fleetlearn, or under another plan"
             )
+
+
+@contextmanager
+def own_as_accepted(task: str, encoding: str) -> Iterator[None]:
+    """Within the block an accepted update of an own encoding is read again. Raises ValueError where
+    the plan does not name that encoding any more, or its function refuses now what it took."""
+    try:
+        yield
+    except ProtocolError as error:
+        if not is_own(encoding):
+            raise
+        raise ValueError(
+            f"the update of task {task} cannot be read: {error.text}. It was accepted under "
+            "another plan, or with another version of the function: start with those until its "
+            "round is over"
+        ) from None
 
 
 def _elements_of(member: RunMember) -> dict[str, int]:
