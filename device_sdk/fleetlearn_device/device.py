@@ -153,9 +153,10 @@ class Device:
         own_bundle, own_distillation: The device's own model, as ``export_bundle`` and
             ``export_distillation`` made it, for runs in which devices exchange class scores alone
             (FedMD). It never leaves the device. None: the device takes no part in such runs.
-        functions: Functions that runs may compute by on this device: name -> function of the state
-            and rows (docs/algorithms/functions.md), or ``"module:function"``; or a list of such
-            texts. No others are called.
+        functions: Functions that runs may compute by on this device, or train or encode their
+            updates by (docs/start/your-own-algorithm.md): name -> function, of the state and rows
+            where it computes (docs/algorithms/functions.md), or ``"module:function"``; or a list of
+            such texts. No others are called.
         hold_out: Share of the examples, from 0 to less than 1, that is never trained on: the shared
             and the personal model are measured on it. An example is always on the same side.
         checkpoint_every: Least seconds of training between two checkpoints, from which a later

@@ -250,8 +250,8 @@ def chunk_unit(name: str) -> int:
 
 
 def add_encoding(encoding: Encoding) -> None:
-    """Let ``find_encoding`` find an own encoding in this process."""
-    _own.pop(encoding.name, None)
+    """Let ``find_encoding`` find an own encoding in this process. Other threads may be looking for
+    it: it is there all the time."""
     _own[encoding.name] = encoding
     if len(_own) > MOST_OWN:
         del _own[next(iter(_own))]

@@ -23,18 +23,20 @@ from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint, made_
 from fleetlearn_protocol.formats.rows import Bytes, Format
 from fleetlearn_protocol.messages import UPDATE, OwnEncoding, Task
 from fleetlearn_protocol.splitmix64 import Fractions
-from fleetlearn_protocol.user_errors import failure, in_one_line
+from fleetlearn_protocol.user_errors import ANY_FAILURE, failure, in_one_line
 from fleetlearn_protocol.vector import Vector, check_finite
 
 LARGEST_BLOCK = 4096
 """Elements of the largest block: updates are read in pieces of as many."""
 HEADER = 64
 """Bytes that a last block, which is shorter, may have beyond those of its elements as float32."""
+CHECKED = 2**18
+"""Elements that are decoded at a time where bytes are checked: a few bytes may say many."""
 HASH = 12
 """Hexadecimal digits of the hash in an encoding's name."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockFormat:
     """How an own encoding writes a vector: it is cut into blocks, and each block is written by
     itself, the last one too if it is shorter.
@@ -108,7 +110,7 @@ def block_sizes(made: BlockFormat, where: str) -> list[int]:
     for elements in range(1, block + 1):
         try:
             size = made.size(elements)
-        except Exception as error:
+        except ANY_FAILURE as error:
             raise ExtensionError(failure(f"{where}: size({elements})", error)) from error
         most = 4 * elements + (0 if elements == block else HEADER)
         if not isinstance(size, int) or not 0 < size <= most:
@@ -132,7 +134,7 @@ def guarded(made: BlockFormat, name: str, where: str) -> Encoding:
             found = made.encode(given, fractions)
         except ProtocolError:
             raise
-        except Exception as error:
+        except ANY_FAILURE as error:
             raise ExtensionError(failure(f"{where}: encode", error)) from error
         wanted = len(rows), sizes[rows.shape[1]]
         if not _is_array(found, np.uint8, wanted):
@@ -145,7 +147,7 @@ def guarded(made: BlockFormat, name: str, where: str) -> Encoding:
         try:
             with np.errstate(all="ignore"):  # of bytes that nobody wrote; the result is checked
                 found = made.decode(rows, elements)
-        except Exception as error:
+        except ANY_FAILURE as error:
             text = f"{where} refuses the bytes: {in_one_line(error)}"
             raise ProtocolError(Code.BAD_ENCODING, text) from error
         wanted = len(rows), elements
@@ -157,7 +159,12 @@ def guarded(made: BlockFormat, name: str, where: str) -> Encoding:
         return found.reshape(*content.shape[:-1], -1)
 
     def check(content: Bytes, elements: int) -> float:
-        return check_finite(decode(content, elements).reshape(-1))
+        rows, largest = content.reshape(-1, sizes[elements]), 0.0
+        step = max(1, CHECKED // elements)
+        for start in range(0, len(rows), step):
+            found = decode(rows[start : start + step], elements)
+            largest = max(largest, check_finite(found.reshape(-1)))
+        return largest
 
     return Encoding(name, made.block, Format(sizes.__getitem__, encode, decode, check))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from fleetlearn_protocol.errors import Code, ProtocolError
 from fleetlearn_protocol.extensions import ExtensionError
 from fleetlearn_protocol.messages import OwnEncoding, Task, VectorReference
 from fleetlearn_protocol.own_encodings import (
+    CHECKED,
     block_sizes,
     encoding_of_task,
     guarded,
@@ -142,6 +144,7 @@ def in_place(rows: Any, fractions: Any) -> Any:
         (lambda rows, fractions: rows.view(np.uint8)[:, 1:], "encode returned uint8(1, 255)"),
         (lambda rows, fractions: None, "encode returned a NoneType"),
         (lambda rows, fractions: 1 // 0, "encode failed: ZeroDivisionError"),
+        (lambda rows, fractions: sys.exit(), "encode failed: SystemExit"),
     ],
 )
 def test_what_encode_does_wrong_is_said(encode: Callable[..., Any], text: str) -> None:
@@ -173,6 +176,7 @@ def overflow(content: Any, n: int) -> Any:
         (lambda content, n: np.zeros((len(content), n + 1), np.float32), "float32(1, 65)"),
         (lambda content, n: None, "decode returned a NoneType"),
         (lambda content, n: 1 // 0, "refuses the bytes: ZeroDivisionError"),
+        (lambda content, n: sys.exit(3), "refuses the bytes: SystemExit"),
         (lambda content, n: content.fill(0), "refuses the bytes: ValueError"),
     ],
 )
@@ -187,6 +191,21 @@ def test_what_decode_does_wrong_refuses_the_update(decode: Callable[..., Any], t
     with pytest.raises(ProtocolError) as refused:
         own.check(bytes(content)[:-1], 100)
     assert refused.value.code is Code.WRONG_LENGTH
+
+
+def test_bytes_that_say_many_elements_are_checked_a_part_at_a_time() -> None:
+    """Of a byte for 4096 elements, a chunk may say as many as the whole model."""
+    asked = []
+
+    def decode(content: Any, n: int) -> Any:
+        asked.append(len(content) * n)
+        return np.repeat(content.astype(np.float32), n, axis=1)
+
+    made = BlockFormat(4096, lambda n: 1, lambda rows, fractions: None, decode)
+    content = bytes(range(200))
+    assert guarded(made, "own", "x").check(content, 200 * 4096) == 199.0
+    assert sum(asked) == 200 * 4096
+    assert max(asked) == CHECKED
 
 
 def task(encoding: OwnEncoding | None, update: str) -> Task:

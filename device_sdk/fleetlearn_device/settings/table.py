@@ -57,7 +57,7 @@ GROUPS: dict[str, str] = {
     "conditions": "what must hold while the device serves",
     "data": "data",
     "training": "training",
-    "functions": "functions of the owner that runs may compute by",
+    "functions": "functions of the owner that runs may compute, train or encode by",
     "limits": "limits",
     "privacy": "what the owner demands of a run, whatever the coordinator says",
     "secure": "what the owner demands of secure aggregation, whatever the coordinator says",
@@ -308,8 +308,8 @@ SETTINGS: tuple[Setting, ...] = (
         "functions.allow",
         texts("[NAME=]MODULE:FUNCTION", "a list of functions"),
         (),
-        "a function that runs may compute or train by on this device, under this name; or a short "
-        "name that an installed package gives; may be given again",
+        "a function that runs may compute, train or encode by on this device, under this name; or "
+        "a short name that an installed package gives; may be given again",
         name="allow-function",
         unset="none",
     ),
