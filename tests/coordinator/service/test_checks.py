@@ -8,6 +8,7 @@ import pytest
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.plan.service_settings import ServiceSettings
 from fleetlearn_coordinator.service.checks import check_disk, check_gateways, check_plan
+from line_bundle import write_line_bundle
 from plans import SECURE
 from statistics_bundle import statistics_bundle
 
@@ -45,3 +46,13 @@ def test_gateways_leave_a_core_to_the_engine_process(monkeypatch: pytest.MonkeyP
     (many,) = check_gateways(ServiceSettings(gateways=4))
     assert many.state == "warning"
     assert many.do == "gateways = 3 leaves a core to the engine process"
+
+
+def test_an_own_encoding_that_cannot_be_had_is_said_once(tmp_path: Path) -> None:
+    """It is the plan's fault, and no bundle's."""
+    write_line_bundle(tmp_path / "a.bundle")
+    text = 'name = "a"\nbundle = "a.bundle"\n[round]\ngoal = 2\n[local]\nlr = 0.1\n'
+    text += '[encoding]\nup = "no_such:format"\n'
+    rows = list(check_plan(Plan.parse(text, tmp_path), ServiceSettings()))
+    assert [row.what for row in rows if row.state == "bad"] == ["plan"]
+    assert [row.state for row in rows if row.what == "bundle"] == ["good"]
