@@ -117,7 +117,7 @@ def test_ours_as_an_own_one_makes_our_model_to_the_bit(
         ("an update is recorded but not acknowledged", 5),
         ("an update is acknowledged but not summed", 2),
         ("an update is half summed", 3),
-        ("a sum is recorded", 1),
+        ("the new model is made but not written", 2),
     ],
 )
 @pytest.mark.parametrize("name", OWN)
