@@ -128,12 +128,12 @@ def _filled_local(local: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
             f"local.algorithm = {algorithm!r} and local.function = {filled.get('function')!r}: an "
             'own algorithm is named by local.algorithm alone, such as "my_package:my_algorithm"'
         )
+    refuse_unknown_name(LOCAL_ALGORITHM, "local.algorithm", algorithm, [*ALGORITHMS], "Algorithms")
     if algorithm != OWN and "parameters" in filled:
         raise ValueError(
             f"local.parameters = {filled['parameters']!r} are for an own algorithm; here it is "
             f'"{algorithm}", whose numbers are in [local.hyper]'
         )
-    refuse_unknown_name(LOCAL_ALGORITHM, "local.algorithm", algorithm, [*ALGORITHMS], "Algorithms")
     if algorithm != recipe.local["algorithm"] and "personal_epochs" not in local:
         filled.pop("personal_epochs", None)  # the recipe's is for its own algorithm
     return filled

@@ -44,6 +44,10 @@ def test_its_parameters_go_with_the_steps(tmp_path: Path) -> None:
         ('[local]\nalgorithm = "own"\n', "an own algorithm is named by local.algorithm alone"),
         ('[local]\nfunction = "a:b"\n', "an own algorithm is named by local.algorithm alone"),
         ("[local]\nparameters = { a = 1 }\n", "are for an own algorithm"),
+        (
+            '[local]\nalgorithm = "shortened"\nparameters = { a = 1 }\n',
+            "or an own local algorithm: my_package:my_function, or a short name that an installed",
+        ),
         ('[local]\nalgorithm = "a b:c"\n', "local.function"),
     ],
 )
