@@ -65,9 +65,7 @@ def wait_until(condition: Callable[[], bool], child: subprocess.Popen[str]) -> N
 
 
 def test_a_sweep_is_stopped_and_goes_on(line: Path, tmp_path: Path) -> None:
-    path = write_scenario(
-        tmp_path, line, 3, plan__stop__rounds=300, sweep={"seed": [1, 2, 3, 4, 5]}
-    )
+    path = write_scenario(tmp_path, line, 3, plan__stop__rounds=200, sweep={"seed": [1, 2, 3, 4]})
     folder = tmp_path / "out"
     words = (
         "run",
@@ -89,8 +87,8 @@ def test_a_sweep_is_stopped_and_goes_on(line: Path, tmp_path: Path) -> None:
     runs = sorted(folder.iterdir())
     stopped = [run for run in runs if (run / CHECKPOINT).exists()]
     waiting = [run for run in runs if not (run / ROUNDS).exists()]
-    assert (len(runs), len(stopped) > 0, len(waiting) > 0) == (5, True, True)
-    assert 0 < len(read_rows(stopped[0], ROUNDS)) < 300
+    assert (len(runs), len(stopped) > 0, len(waiting) > 0) == (4, True, True)
+    assert 0 < len(read_rows(stopped[0], ROUNDS)) < 200
     with command(*words) as child:
         said, _ = child.communicate(timeout=LIMIT)
         assert "holds a run already" in said

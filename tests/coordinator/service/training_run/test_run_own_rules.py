@@ -156,8 +156,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
+# Few: each restart looks for the function's version among all installed packages.
 USUAL = settings(
-    max_examples=8, stateful_step_count=15, deadline=None, suppress_health_check=[*HealthCheck]
+    max_examples=4, stateful_step_count=12, deadline=None, suppress_health_check=[*HealthCheck]
 )
 LONG = settings(USUAL, max_examples=60, stateful_step_count=30)
 
