@@ -181,7 +181,8 @@ def made_by(
     """Return what the factory returns for these parameters. ``what`` names the factory in errors.
     Raises ExtensionError."""
     try:
-        values = _checked(factory, parameters, what)
+        hint = f". The function takes parameters alone, and returns a {point.name}"
+        values = _checked(factory, parameters, what, hint=hint)
     except ExtensionError:
         raise
     except (ValueError, TypeError):
@@ -348,10 +349,14 @@ def _is_allowed(module: str) -> bool:
 
 
 def _checked(
-    factory: Factory, parameters: Mapping[str, Any], what: str, skip: Iterable[str] = ()
+    factory: Factory,
+    parameters: Mapping[str, Any],
+    what: str,
+    skip: Iterable[str] = (),
+    hint: str = "",
 ) -> dict[str, Any]:
     """Return the parameters in the types of the factory's signature. ``skip``: arguments of it that
-    are no parameters. Raises ExtensionError."""
+    are no parameters. ``hint``: what is said where some are missing. Raises ExtensionError."""
     signature = {
         name: each
         for name, each in inspect.signature(factory).parameters.items()
@@ -366,7 +371,7 @@ def _checked(
         if each.default is each.empty and name not in parameters
     ]
     if missing:
-        raise ExtensionError(f"{what} needs the parameters {', '.join(missing)} too")
+        raise ExtensionError(f"{what} needs the parameters {', '.join(missing)} too{hint}")
     try:
         hints = get_type_hints(factory, include_extras=True)
     except Exception:  # names that exist for type checkers alone: the function itself must check

@@ -19,6 +19,7 @@ _OURS = {
 ANY_FAILURE = (Exception, SystemExit)
 """What calls of code that is not ours catch. A ``sys.exit()`` there must not end our process, with
 all of its runs or devices; Ctrl-C must."""
+_KEPT = "_own_traceback"
 _BEGIN, _END = 300, 600
 """Characters that are kept of a long text. The end counts more: there is the innermost error of a
 traceback that was sent from another process, as by a DataLoader with workers."""
@@ -69,6 +70,8 @@ def own_traceback(error: BaseException, modules: Iterable[str] = ()) -> list[str
 
     ``modules``: those that the user listed, which are the user's code where they are installed.
     """
+    if _KEPT in vars(error):
+        return list(vars(error)[_KEPT])
     listed = (*modules,)
     cause: BaseException | None = error
     while cause is not None:
@@ -82,6 +85,12 @@ def own_traceback(error: BaseException, modules: Iterable[str] = ()) -> list[str
             return "".join(shown.format()).rstrip().splitlines()
         cause = cause.__cause__ or cause.__context__
     return []
+
+
+def keep_own_traceback(error: BaseException, modules: Iterable[str]) -> None:
+    """Let an error know its ``own_traceback``. An error that is sent to another process loses its
+    traceback and its causes, and keeps this."""
+    vars(error)[_KEPT] = own_traceback(error, modules)
 
 
 def _is_users(frame: FrameType, listed: tuple[str, ...]) -> bool:

@@ -78,7 +78,10 @@ def test_parameters_come_in_the_types_of_the_signature(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
-        ({}, "needs the parameters by too"),
+        (
+            {},
+            "needs the parameters by too. The function takes parameters alone, and returns a lucky",
+        ),
         ({"by": 1.0, "tims": 3}, "has no parameter tims; it takes by, times"),
         ({"by": "much"}, "the parameter by = 'much' is refused: Expected `float`, got `str`"),
         ({"by": 1.0, "times": 2.5}, "the parameter times = 2.5 is refused"),

@@ -619,3 +619,19 @@ def test_what_an_own_encoding_does_wrong_ends_the_simulation(
     found = Scenario.load(path, plugins=["wrong_formats", "ours_as_own"])
     with pytest.raises((SimulatorError, PlanError), match=text):
         simulate(found, tmp_path / "run", Options(workers=1))
+
+
+def test_a_local_algorithm_that_raises_is_shown(line: Path, tmp_path: Path) -> None:
+    (tmp_path / "lost_rules.py").write_text("def lost(work):\n    return work.trian()\n")
+    local = {"algorithm": "lost_rules:lost", "lr": 0.01, "evaluate": False}
+    path = scenario_file(tmp_path, line, plan__local=local)
+    for workers in ("1", "2"):  # an error of another process has lost its traceback
+        folder = str(tmp_path / f"with-{workers}")
+        ended = run(path, "--plugin", "lost_rules", "--workers", workers, "--output", folder)
+        assert ended.exit_code == 1
+        first, *below = ended.stderr.splitlines()
+        assert "the function lost_rules:lost failed: AttributeError: " in first
+        assert [text.strip() for text in below if "File " in text] == [
+            f'File "{tmp_path}/lost_rules.py", line 2, in lost'
+        ]
+        assert "return work.trian()" in "".join(below)

@@ -56,7 +56,13 @@ class RoundUpdates:
 
     def combination(self, shares: Floats) -> Floats:
         """Return the sum of the updates, each times its share: shape (n,) -> (P,)."""
-        return distances.combine(self._kept, np.asarray(shares, np.float64))
+        given = np.asarray(shares, np.float64)
+        if given.shape != self.weights.shape:
+            raise ValueError(
+                f"combination() was given shares of shape {given.shape}; expected "
+                f"{self.weights.shape}, one for each update"
+            )
+        return distances.combine(self._kept, given)
 
     def by_columns(self, rule: Callable[[Floats], Floats]) -> Floats:
         """Return what ``rule`` makes of each element of the model, shape (P,). It is asked about

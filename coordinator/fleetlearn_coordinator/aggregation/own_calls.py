@@ -25,6 +25,8 @@ def call_own(key: str, call: Callable[[], T]) -> T:
 def real(values: object) -> NDArray[np.float64]:
     """Return what another package's function made, as float64. Raises TypeError where these are no
     real numbers: NumPy would drop imaginary parts, and read text."""
+    if values is None:  # the commonest mistake: a function without its return
+        raise TypeError("nothing (None) was returned; expected an array of float64")
     found = np.asarray(values)
     if not np.can_cast(found.dtype, np.float64):
         raise TypeError(f"an array of {found.dtype} was made; expected float64")

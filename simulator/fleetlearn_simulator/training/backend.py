@@ -22,7 +22,7 @@ from fleetlearn_device.training.algorithms import ALGORITHMS, run_algorithm
 from fleetlearn_device.training.data import as_data
 from fleetlearn_device.training.kept_state import kept_state_size, load_model
 from fleetlearn_device.training.own_algorithm import checked
-from fleetlearn_device.training.train import DivergedError, evaluate_data
+from fleetlearn_device.training.train import DivergedError, TrainingError, evaluate_data
 from fleetlearn_device.training.work import Inputs, TaskSettings
 from fleetlearn_protocol import Bundle
 from fleetlearn_protocol.algorithms import EXCHANGES, LOCAL_ALGORITHM
@@ -32,6 +32,7 @@ from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.sources import Source
+from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.scenario.local_passes import passes_of
 from fleetlearn_simulator.training.kept_rows import (
     NO_ROW,
@@ -263,6 +264,11 @@ class PerDevice:
             return TrainedDevice(
                 np.zeros_like(inputs.model), {}, data.examples, done, 0, False, np.nan, 0.0, True
             )
+        except TrainingError as error:
+            if self.own is None:
+                raise
+            # a rehearsal finds what is wrong with a function
+            raise SimulatorError(f"device {job.device}: {error}") from error
         result, vectors = outcome.result, dict(outcome.parts)
         vectors[KEPT_STATE] = result.kept_state
         if outcome.personal is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fleetlearn_protocol import Bundle
+from fleetlearn_protocol.algorithms import OWN
 from fleetlearn_protocol.manifest import TRAIN_MANY
 from fleetlearn_protocol.messages import PLAIN
 
@@ -17,7 +18,8 @@ def not_for_many(
     by_step: whether the learning rate changes from step to step."""
     many = bundle.manifest.many
     if algorithm != PLAIN and algorithm not in RULES:
-        return f"the algorithm {algorithm} trains device by device"
+        named = "an own algorithm" if algorithm == OWN else f"the algorithm {algorithm}"
+        return f"{named} trains device by device"
     if many is None:
         return f"bundle {bundle.manifest.name} has no {TRAIN_MANY}"
     if many.batch is not None and many.batch != batch_size:

@@ -19,7 +19,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+from fleetlearn_protocol.extensions import allowed_modules
 from fleetlearn_protocol.messages import StepSchedule
+from fleetlearn_protocol.user_errors import keep_own_traceback
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -293,6 +295,7 @@ def _work(make: MakeBackend, pipe: Connection, memory: SharedArrays | None) -> N
             backend = backend or make()
             results: Any = getattr(backend, method)(inputs, jobs_from_columns(*columns))
         except Exception as error:
+            keep_own_traceback(error, allowed_modules())
             error.add_note(f"in another process:\n{traceback.format_exc()}")
             results = error
         try:

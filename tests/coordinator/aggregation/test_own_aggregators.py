@@ -83,6 +83,14 @@ def test_the_order_of_arrival_is_unseen() -> None:
         (lambda updates: sys.exit(3), r"aggregation\.aggregator failed: SystemExit: 3"),
         (lambda updates: np.zeros(4), r"an array of shape \(4,\); expected \(9000,\)"),
         (lambda updates: np.full(SIZE, np.inf), "made element 0 of the mean update inf"),
+        (
+            lambda updates: None,
+            r"failed: TypeError: nothing \(None\) was returned; expected an arr",
+        ),
+        (
+            lambda updates: updates.combination([1.0]),
+            r"combination\(\) was given shares of shape \(1,\); expected \(\d+,\), one for each",
+        ),
         (lambda updates: "mean", "failed: TypeError: an array of <U4"),
         (lambda updates: np.zeros(SIZE) * 1j, "failed: TypeError: an array of complex128"),
     ],

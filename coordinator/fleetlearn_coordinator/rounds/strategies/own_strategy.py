@@ -50,9 +50,16 @@ are wanted: the others wait. More: those for whom there is no slot wait."""
 def choose(strategy: SelectionStrategy, choice: Choice) -> list[str]:
     """Return what the strategy chooses. Raises OwnRuleError."""
     try:
-        chosen = [*strategy(choice)]
+        returned = strategy(choice)
+        listed = returned is not None and not isinstance(returned, str)
+        chosen = [*returned] if listed else []
     except ANY_FAILURE as error:
         raise OwnRuleError(failure("selection.strategy", error)) from error
+    if not listed:
+        raise OwnRuleError(
+            f"selection.strategy returned {returned!r}; expected a list of the chosen devices' "
+            "names, which may be empty"
+        )
     known = {device.name for device in choice.devices}
     wrong = [name for name in chosen if not isinstance(name, str) or name not in known]
     if wrong:

@@ -120,7 +120,9 @@ def test_it_may_be_given_candidates_alone() -> None:
         (lambda choice: ["a", "b", "a"], r"chose a twice"),
         (lambda choice: 1 / 0, r"failed: ZeroDivisionError: division by zero"),
         (lambda choice: sys.exit(1), r"failed: SystemExit: 1"),
-        (lambda choice: None, r"failed: TypeError"),
+        (lambda choice: None, r"returned None; expected a list of the chosen devices' names"),
+        (lambda choice: "a", r"returned 'a'; expected a list"),
+        (lambda choice: 1, r"failed: TypeError"),
     ],
 )
 def test_a_wrong_choice_is_named(strategy: SelectionStrategy, refusal: str) -> None:
