@@ -99,14 +99,15 @@ def check_algorithm(
     them. parameters: the function's. hyper: values of the bundle's step, such as lr.
 
     Checked are that the update is finite, float32, of the model's shape and not 0 everywhere; that
-    the same seed gives the same bits in another runtime; that the round's model is not changed in
-    place; that the result counts the data's examples and at least one step; and that a training
-    which is told to stop ends.
+    the same seed gives the same bits, whatever model the runtime had before; that the round's model
+    is not changed in place; that the result counts the data's examples and at least one step; and
+    that a training which is told to stop ends.
     """
     # Late: ONNX Runtime takes a while.
     from fleetlearn_device.runtimes.open_runtime import open_runtime
     from fleetlearn_device.training.algorithms import UnsupportedError, run_algorithm
     from fleetlearn_device.training.data import as_data
+    from fleetlearn_device.training.kept_state import load_model
     from fleetlearn_device.training.own_algorithm import checked
     from fleetlearn_device.training.train import StoppedError, TrainingError
     from fleetlearn_device.training.work import Inputs, TaskOutcome, TaskSettings
@@ -116,21 +117,23 @@ def check_algorithm(
     values = {**hyper, **parameters}
     settings = TaskSettings(values, epochs, batch_size, seed=1, own=checked(name, function))
 
-    def outcome(settings: TaskSettings) -> TaskOutcome:
+    def outcome(settings: TaskSettings, before: float = 0.0) -> TaskOutcome:
         model = opened.parameters()[: opened.manifest.size]
         runtime = open_runtime(opened, kind="onnx")
+        # as after an earlier task
+        load_model(runtime, opened, model + np.float32(before), None)
         return run_algorithm("own", runtime, opened, examples, Inputs(model), settings)
 
     try:
-        first, again = outcome(settings), outcome(settings)
+        first, again = outcome(settings), outcome(settings, before=1.0)
     except (UnsupportedError, TrainingError) as error:
         raise AssertionError(str(error)) from error
     update, result = first.parts["update"], first.result
     assert np.array_equal(update, again.parts["update"]), (
         f"{name}: another update of the same task and data. A device that dies trains again: what "
-        "is random is drawn from work.settings.seed"
+        "is random is drawn from work.settings.seed, and work.load() comes before work.train()"
     )
-    assert update.any(), f"{name}: the update is 0; work.load() comes before work.train()"
+    assert update.any(), f"{name}: the update is 0"
     assert result.examples == examples.examples, (
         f"{name}: result.examples is {result.examples}, and the data have {examples.examples}"
     )

@@ -86,7 +86,8 @@ def check_availability(law: AvailabilityLaw, scenario: Scenario | None = None) -
     """
     scenario = scenario or small_scenario()
     assert isinstance(law, AvailabilityLaw), (
-        f"a {type(law).__name__} has not the functions online, until and next_online"
+        f"a {type(law).__name__} has not the functions online, until and next_online; "
+        "fleetlearn_simulator.in_slots makes them of a probability"
     )
     checked = CheckedLaw(NAME, law)
     everyone = Devices(scenario, np.arange(COUNT, dtype=np.int64) * 7)
@@ -115,6 +116,9 @@ def check_source(data: DeviceData, devices: int = 50, seed: int = 1) -> None:
     shapes; what it says of a device is the same at each call, alone or among others, in any order,
     and another for another seed or device.
     """
+    assert isinstance(data, DeviceData), (
+        f"a {type(data).__name__} has not the functions examples, arrays and test"
+    )
     ids = np.arange(devices, dtype=np.int64)
     counts = np.asarray(data.examples(ids, seed))
     assert counts.shape == (devices,), (

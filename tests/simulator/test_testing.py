@@ -220,6 +220,17 @@ def test_planted_mistakes_of_availability_laws_are_found(
 def test_what_is_no_law_is_found() -> None:
     with pytest.raises(AssertionError, match="has not the functions online, until and next_online"):
         check_availability(stays)  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="a object has not the functions examples, arrays"):
+        check_source(object())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("chance", [1.5, -0.1, np.nan])
+def test_a_probability_is_from_0_to_1(chance: float) -> None:
+    says = f"the probability of being online is {chance}; expected at least 0 and at most 1"
+    with pytest.raises(ValueError, match=says):
+        in_slots(chance)
+    with pytest.raises(AssertionError, match=says):
+        check_availability(in_slots(lambda devices, middle: np.full_like(middle, chance)))
 
 
 class Data:

@@ -42,9 +42,9 @@ def check_selection(strategy: SelectionStrategy) -> None:
 def _same(question: tuple[int, int, int, int], before: list[str], now: list[str]) -> None:
     number, wanted, round, _ = question
     assert now == before, (
-        f"of {number} devices, {wanted} wanted in round {round}, it chose {before}, and {now} when "
-        "it was asked again after other questions: it keeps a state, or draws its own random "
-        "numbers. What it goes by must be in choice"
+        f"of {number} devices, {wanted} wanted in round {round}, it chose another order or others "
+        "when it was asked again after other questions: it keeps a state, or draws its own random "
+        f"numbers. What it goes by must be in choice. It chose {before}, then {now}"
     )
 
 

@@ -65,6 +65,10 @@ def check_optimizer(optimizer: Optimizer) -> None:
     whatever its neighbours are; nothing that it was given is changed; a mean update of zeros moves
     a new model nowhere.
     """
+    assert isinstance(optimizer, Optimizer), (
+        f"a {type(optimizer).__name__} was given; expected Optimizer(name, initial, step), which "
+        "the plan's function returns"
+    )
     for size in (7, 100_000):
         optimizer_here = own_optimizer("the optimizer", optimizer)._replace(buffers=[slice(2, 4)])
         random = np.random.default_rng(size)

@@ -20,6 +20,7 @@ history.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import exp, factorial, inf
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -71,10 +72,28 @@ def in_slots(share: float | Share, slot: float = 3600.0) -> AvailabilityLaw:
             middles of slots in seconds on the devices' own clocks, which begin at midnight
             (float64, shape (n,) or (slots, n)), and returns a probability for each.
         slot: Seconds of a slot.
+
+    Raises ValueError where a probability is not in [0, 1]; that of a function when it is asked.
     """
     if not slot > 0:
         raise ValueError(f"slot is {slot}; it takes seconds, above 0")
-    return SlottedLaw(share if callable(share) else float(share), slot)
+    if callable(share):
+        return SlottedLaw(partial(_probability, share), slot)
+    return SlottedLaw(float(_in_range(share)), slot)
+
+
+def _probability(share: Share, devices: Devices, middle: Floats) -> Floats | float:
+    return _in_range(share(devices, middle))
+
+
+def _in_range(found: Floats | float) -> Floats | float:
+    wrong = ~((np.asarray(found) >= 0) & (np.asarray(found) <= 1))  # NaN is wrong too
+    if wrong.any():
+        raise ValueError(
+            f"the probability of being online is {np.asarray(found)[wrong][0]}; expected at least "
+            "0 and at most 1"
+        )
+    return found
 
 
 def our_law(rule: Availability) -> AvailabilityLaw:
@@ -84,7 +103,7 @@ def our_law(rule: Availability) -> AvailabilityLaw:
             return in_slots(_given(rule.share), _given(rule.slot))
         case "diurnal":
             share = _diurnal(_given(rule.share), _given(rule.swing), _given(rule.peak))
-            return in_slots(share, _given(rule.slot))
+            return SlottedLaw(share, _given(rule.slot))  # above 1 at the peak: always online
         case "markov":
             return _Markov(_given(rule.on), _given(rule.off))
         case "trace":

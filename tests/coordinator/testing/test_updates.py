@@ -163,6 +163,11 @@ def test_mistakes_of_optimizers_are_found(optimizer: Optimizer, says: str) -> No
         check_optimizer(optimizer)
 
 
+def test_a_step_is_no_optimizer() -> None:
+    with pytest.raises(AssertionError, match="a function was given; expected Optimizer"):
+        check_optimizer(lambda delta, state, share: delta)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("function", "says"),
     [

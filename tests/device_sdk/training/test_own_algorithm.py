@@ -91,6 +91,11 @@ def in_place(work: TaskWork) -> TaskOutcome:
     return outcome
 
 
+def unloaded(work: TaskWork) -> TaskOutcome:
+    result = work.train()
+    return TaskOutcome(result, {"update": result.update})
+
+
 def deaf(work: TaskWork) -> TaskOutcome:
     work.load()
     result = work.train(should_stop=lambda: False)
@@ -103,6 +108,7 @@ MISTAKES: dict[str, tuple[Callable[..., Any], str]] = {
     "another shape": (other_update(lambda update: update[1:]), "shape"),
     "another type": (other_update(lambda update: update.astype(np.float64)), "update of float64"),
     "random": (other_update(lambda update: update + np.float32(next(numbers))), "another update"),
+    "no load": (unloaded, "work.load\\(\\) comes before work.train"),
     "nothing": (other_update(np.zeros_like), "the update is 0"),
     "no outcome": (lambda work: plain(work).parts["update"], "returned a ndarray"),
     "no arguments": (lambda: None, "takes the arguments none; expected work first"),
