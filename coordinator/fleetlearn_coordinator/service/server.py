@@ -10,21 +10,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import msgspec
-from fleetlearn_protocol.encodings import FLOAT32, is_own
+from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError, in_words
-from fleetlearn_protocol.exchanges import EXCHANGE_KINDS
 from fleetlearn_protocol.manifest import MANIFEST
 from fleetlearn_protocol.messages import (
-    UPDATE,
     Cancel,
     CheckIn,
     ComeBack,
     OwnEncoding,
-    Question,
     Reply,
     Report,
-    VectorReference,
 )
 
 from fleetlearn_coordinator.aggregation.partial_sum import Adders
@@ -66,6 +61,7 @@ from fleetlearn_coordinator.service.observers import (
 from fleetlearn_coordinator.service.round_asker import RoundAsker
 from fleetlearn_coordinator.service.run_clock import Clocks, RunClock
 from fleetlearn_coordinator.service.served_models import ServedModels
+from fleetlearn_coordinator.service.task_messages import question_message, task_message
 from fleetlearn_coordinator.service.training_run.distilling import DistilQuestion
 from fleetlearn_coordinator.service.training_run.mask_sum import Answer, MaskQuestion
 from fleetlearn_coordinator.service.training_run.members import RunMember
@@ -527,55 +523,12 @@ class RunServer:
         self.run.begun.forget(unless)
 
     def _assign(self, lease: Assign) -> None:
-        run, device = self.run, lease.device
-        member = run.members.of_task(lease.task)
-        vectors = self.models.references(device, lease.version, member, run.plan.vectors)
-        parts = self.models.parts_of(device, member)
-        self.host.tell(
-            lease.device,
-            msgspec.structs.replace(
-                run.tasks.shared(lease.version, member),
-                task=lease.task,
-                round=lease.round,
-                vectors=vectors,
-                parts=parts,
-                encoding=run.plan.encoding.own if is_own(parts.get(UPDATE, "")) else None,
-                seed=lease.seed,
-                deadline=max(0.0, lease.deadline - self.clock.now()),
-                kept=run.tied_to(lease.device),
-                secure=run.secure_of(lease.device),
-            ),
-        )
+        task = task_message(self.run, self.models, lease, self.clock.now())
+        self.host.tell(lease.device, task)
 
     def _ask(self, lease: Ask) -> None:
-        bundle: str | None = None
-        vectors: tuple[VectorReference, ...] = ()
-        content = self.run.exchanges[lease.kind].content(lease)
-        kind = EXCHANGE_KINDS[lease.kind]
-        if kind.listed is not None:  # it sends the models of members by their names
-            listed = list(map(self.run.members.named, content[kind.listed]))
-            bundle = listed[0].bundle.sha256
-            vectors = tuple(
-                msgspec.structs.replace(reference, name=member.name)
-                for member in listed
-                for reference in self.models.references(lease.device, lease.version, member)
-            )
-        elif kind.vectors:
-            member = self.run.members.of_device(lease.device)
-            bundle = member.bundle.sha256
-            vectors = self.models.references(lease.device, lease.version, member)
-        self.host.tell(
-            lease.device,
-            Question(
-                task=lease.task,
-                kind=lease.kind,
-                deadline=max(0.0, lease.deadline - self.clock.now()),
-                phase=lease.phase,
-                content=content,
-                bundle=bundle,
-                vectors=vectors,
-            ),
-        )
+        question = question_message(self.run, self.models, lease, self.clock.now())
+        self.host.tell(lease.device, question)
 
     def held_out_measured(self, version: int, metrics: dict[str, float]) -> None:
         """A model was measured on held-out data: its metrics may stop the run."""
