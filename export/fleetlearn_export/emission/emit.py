@@ -119,7 +119,8 @@ def _written(
     outputs: Sequence[str],
 ) -> onnx.GraphProto:
     module = without_writes(trace(function, arguments, rows, decompositions()))
-    return emit(module, list(arguments), outputs, next(iter(rows), "")).model.graph
+    examples, axis = next(iter(rows.items()), ("", 0))
+    return emit(module, list(arguments), outputs, examples, axis).model.graph
 
 
 def _call(graph: Emitter, node: fx.Node, values: dict[fx.Node, Any]) -> str | Sequence[str | None]:

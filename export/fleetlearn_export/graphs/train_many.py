@@ -10,7 +10,6 @@ import onnx
 import torch
 from fleetlearn_protocol.manifest import TrainMany
 from torch import Tensor
-from torch._decomp import get_decompositions
 from torch.export import ExportedProgram
 from torch.func import vmap
 from torch.fx import GraphModule
@@ -18,10 +17,10 @@ from torch.fx import GraphModule
 from fleetlearn_export.errors import ExportError
 from fleetlearn_export.graphs.conversion import check_standard
 from fleetlearn_export.graphs.split import Parts, Subgraph, remove_copies, result_bytes, split
+from fleetlearn_export.graphs.vectorizable import VECTORIZABLE, Vectorizable
 from fleetlearn_export.model.steps import Tensors
 from fleetlearn_export.model.train_step import TrainStep
 from fleetlearn_export.silence import silenced_python
-from fleetlearn_export.tracing import cross_entropy
 from fleetlearn_export.tracing.decompositions import (
     Decompositions,
     pytorch_decompositions,
@@ -31,7 +30,6 @@ from fleetlearn_export.tracing.formulas import scan
 from fleetlearn_export.tracing.fused_operators import CHEAPER_DECOMPOSITIONS, fuse_operators
 from fleetlearn_export.tracing.trace import Program, Traced, export_traced, trace
 
-aten = torch.ops.aten
 SHARED = ("anchor", "hyper")
 """Inputs that are the same for all devices of a block: names begin with these."""
 RATE = "hyper.lr"
@@ -43,51 +41,6 @@ MAX_TOGETHER_BYTES = 2**22
 """Up to this many bytes (with as many rows as the example has), what need not run step after step
 runs once for all steps of a block. With more bytes the passes over memory cost more than the saved
 operators."""
-
-
-def gather(values: Tensor, axis: int, index: Tensor, **_: Any) -> Tensor:
-    return torch.where(_indices_along(values, axis) == index, values, 0.0).sum(axis, keepdim=True)
-
-
-def scatter_value(values: Tensor, axis: int, index: Tensor, value: float) -> Tensor:
-    return torch.where(_indices_along(values, axis) == index, value, values)
-
-
-def _indices_along(values: Tensor, axis: int) -> Tensor:
-    """Return the index of each element along the axis."""
-    return torch.arange(values.shape[axis]).reshape(
-        -1, *[1] * (values.dim() - 1 - axis % values.dim())
-    )
-
-
-def addmm(added: Tensor, a: Tensor, b: Tensor, **factors: Any) -> Tensor:
-    """Add a bias to a product: vmap would multiply the bias with 1 first."""
-    return torch.addmm(added, a, b, **factors) if factors else a @ b + added
-
-
-VECTORIZABLE: Decompositions = {
-    **get_decompositions([aten._native_batch_norm_legit_functional]),
-    aten.addmm.default: addmm,
-    cross_entropy.BACKWARD: cross_entropy.backward_one_hot,
-    aten.nll_loss_forward.default: cross_entropy.forward_one_hot,
-    aten.nll_loss2d_forward.default: cross_entropy.forward_one_hot,
-    aten.gather.default: gather,
-    aten.scatter.value: scatter_value,
-    **scan.DECOMPOSITIONS,
-}
-"""Replacements that are cheaper under vmap, or in which it leaves the number of examples free."""
-
-
-class Vectorizable(torch.fx.Interpreter):
-    """Runs a graph so that vmap leaves the number of examples free: sizes are read from the
-    values."""
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target is aten.sym_size.int:
-            return args[0].shape[args[1]]
-        if target in VECTORIZABLE:
-            return VECTORIZABLE[target](*args, **kwargs)
-        return super().call_function(target, args, kwargs)
 
 
 def is_of_steps(name: str, many: TrainMany) -> bool:
@@ -277,7 +230,10 @@ def many_program(
     fuse_operators(exported.graph)
     with silenced_python():
         single = exported.run_decompositions(
-            pytorch_decompositions() | CHEAPER_DECOMPOSITIONS | VECTORIZABLE
+            pytorch_decompositions()
+            | CHEAPER_DECOMPOSITIONS
+            | VECTORIZABLE
+            | scan.DECOMPOSITIONS
         ).module()
     traced = trace_many(step, single, many, tracing_decompositions())
     program = export_traced(traced.module, traced.arguments, traced.rows)

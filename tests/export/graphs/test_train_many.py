@@ -18,6 +18,8 @@ from fleetlearn_protocol.manifest import TRAIN, TRAIN_MANY
 from torch import nn
 from torch.nn import functional
 
+from tests.support.recurrent_layers import LAYERS
+
 SHARED = ("anchor", "hyper")
 RATE = "hyper.lr"
 HYPER = {"lr": 0.05, "mu": 0.3}
@@ -87,7 +89,7 @@ def check(bundle: Bundle, rows: int, steps: list[int]) -> None:
         for name, value in found.items():
             if name.startswith("next."):
                 np.testing.assert_allclose(
-                    value[device], now[name.removeprefix("next.")], atol=1e-6
+                    value[device], now[name.removeprefix("next.")], rtol=5e-7, atol=1e-6
                 )
             else:
                 assert not value[device, count:].any(), "measured where nothing was done"
@@ -220,6 +222,59 @@ def test_a_model_that_fixes_the_number_of_examples(tmp_path: Path) -> None:
         model, functional.cross_entropy, (x, y), tmp_path / "b", many=TrainMany(2, 2, batch=5)
     ).bundle
     check(bundle, 5, [2, 1])
+
+
+class Recurrent(nn.Module):
+    """One class for each time of a sequence of five numbers a time."""
+
+    def __init__(self, layer: nn.Module, size: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.classes = nn.Linear(size, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.classes(self.layer(x)[0])
+        return outputs
+
+
+def recurrent_bundle(path: Path, layer: nn.Module, size: int, time: int) -> Bundle:
+    def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        each = y.unsqueeze(1).expand(outputs.shape[:2])
+        return functional.cross_entropy(outputs.flatten(0, 1), each.flatten())
+
+    x, y = torch.randn(4, time, 5), torch.randint(3, (4,))
+    return export_bundle(Recurrent(layer, size), loss, (x, y), path, many=TrainMany(4, 2)).bundle
+
+
+def nodes_of(bundle: Bundle) -> list[str]:
+    graph = onnx.load_model_from_string(bundle.read(TRAIN_MANY)).graph
+    return [node.op_type for node in graph.node]
+
+
+def test_recurrent_layers_are_loops(tmp_path: Path) -> None:
+    """Of all devices together, and for any number of examples: more times take no larger graph."""
+    torch.manual_seed(1)
+    layer = nn.LSTM(5, 6, batch_first=True)
+    short, long = (
+        recurrent_bundle(tmp_path / str(time), layer, 6, time=time) for time in (3, 40)
+    )
+    for rows in (4, 1):
+        check(short, rows, [2, 0, 1, 2])
+    assert nodes_of(short).count("Scan") == 4, "forwards and backwards, in each of two steps"
+    assert nodes_of(long) == nodes_of(short)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("kind", LAYERS)
+def test_recurrent_layers_of_each_kind(tmp_path: Path, kind: str) -> None:
+    torch.manual_seed(1)
+    layer = LAYERS[kind](5, 6, num_layers=2, bidirectional=True, batch_first=True)
+    size = 6 if kind == "projected lstm" else 12
+    bundle = recurrent_bundle(tmp_path / "b", layer, size, time=4)
+    assert nodes_of(bundle).count("Scan") == 16, "each layer and direction, as above"
+    for rows in (3, 1):
+        check(bundle, rows, [2, 0, 1, 2])
 
 
 @pytest.mark.parametrize("many", [TrainMany(1, 5), 7])

@@ -52,14 +52,15 @@ def scan(
     )
 
 
-Description = tuple[tuple[int, ...], bool, torch.dtype]
-"""Shape, whether the first axis is the number of examples, and dtype."""
+Description = tuple[tuple[int, ...], int | None, torch.dtype]
+"""Shape, the axis whose size is the number of examples if that is free, and dtype."""
 
 
 def _described(traced: Tensor) -> Description:
     sizes = [fixed_size(size) for size in traced.shape]
-    free = bool(sizes) and not isinstance(sizes[0], int)
-    return (EXAMPLES if free else int(sizes[0]), *map(int, sizes[1:])), free, traced.dtype
+    free = next((axis for axis, size in enumerate(sizes) if not isinstance(size, int)), None)
+    shape = tuple(EXAMPLES if axis == free else int(size) for axis, size in enumerate(sizes))
+    return shape, free, traced.dtype
 
 
 @cache
@@ -85,9 +86,8 @@ def _body(
         last, made = STEPS[step](values[:states], values[states:count], values[count:])
         return dict(zip(results, [*last, *made], strict=True))
 
-    body = write(
-        function, arguments, {name: 0 for name, (_, free, _) in described.items() if free}, results
-    )
+    free = {name: axis for name, (_, axis, _) in described.items() if axis is not None}
+    body = write(function, arguments, free, results)
     inputs = [input_ for input_ in body.input if not input_.name.startswith(f"{INSIDE}fixed")]
     own = {name for node in body.node for name in node.output} | {
         tensor.name for tensor in body.initializer

@@ -22,7 +22,7 @@ def lstm_step(
     and those that project the hidden state to another size, if there are any: then the first are
     (projected size, 4 * size)."""
     hidden, cell = states
-    inside, forget, fresh, outside = (rows[0] + hidden @ fixed[0]).chunk(4, 1)
+    inside, forget, fresh, outside = (rows[0] + hidden @ fixed[0]).chunk(4, -1)
     inside, forget, fresh, outside = (
         inside.sigmoid(),
         forget.sigmoid(),
@@ -32,7 +32,7 @@ def lstm_step(
     cell = forget * cell + inside * fresh
     hidden = outside * cell.tanh()
     hidden = hidden @ fixed[1] if len(fixed) > 1 else hidden
-    return [hidden, cell], [hidden, cell, torch.cat([inside, forget, fresh, outside], 1)]
+    return [hidden, cell], [hidden, cell, torch.cat([inside, forget, fresh, outside], -1)]
 
 
 def lstm_gradient_step(
@@ -42,7 +42,7 @@ def lstm_gradient_step(
     output, the gates, the cell state and the one before. fixed: the same weights, transposed.
     Outputs: the gradients by the gates' sums and by the hidden state."""
     arriving, gates, cell, before = rows
-    inside, forget, fresh, outside = gates.chunk(4, 1)
+    inside, forget, fresh, outside = gates.chunk(4, -1)
     by_output, squashed = states[0] + arriving, cell.tanh()
     by_hidden = by_output @ fixed[1] if len(fixed) > 1 else by_output
     by_cell = states[1] + by_hidden * (outside * (1 - squashed * squashed))
@@ -53,7 +53,7 @@ def lstm_gradient_step(
             by_cell * (inside * (1 - fresh * fresh)),
             by_hidden * (squashed * (outside * (1 - outside))),
         ],
-        1,
+        -1,
     )
     outputs = [by_gates, by_output] if len(fixed) > 1 else [by_gates]
     return [by_gates @ fixed[0], by_cell * forget], outputs
@@ -65,13 +65,13 @@ def gru_step(
     """rows: what the inputs add to the gates (n, 3 * size). fixed: the weights (size, 3 * size),
     their biases."""
     (hidden,) = states
-    from_inputs, from_state = rows[0].chunk(3, 1), (hidden @ fixed[0] + fixed[1]).chunk(3, 1)
+    from_inputs, from_state = rows[0].chunk(3, -1), (hidden @ fixed[0] + fixed[1]).chunk(3, -1)
     reset, update = (
         (one + other).sigmoid() for one, other in zip(from_inputs[:2], from_state, strict=False)
     )
     fresh = (from_inputs[2] + reset * from_state[2]).tanh()
     hidden = fresh + update * (hidden - fresh)
-    return [hidden], [hidden, torch.cat([reset, update, fresh, from_state[2]], 1)]
+    return [hidden], [hidden, torch.cat([reset, update, fresh, from_state[2]], -1)]
 
 
 def gru_gradient_step(
@@ -80,15 +80,15 @@ def gru_gradient_step(
     """states, rows and fixed are as for the LSTM. Outputs: the gradients by reset, update and fresh
     gate as the inputs meet them, and by the last as the state meets it, (n, 4 * size)."""
     arriving, gates, before = rows
-    reset, update, fresh, from_state = gates.chunk(4, 1)
+    reset, update, fresh, from_state = gates.chunk(4, -1)
     by_hidden = states[0] + arriving
     of_fresh = (1 - update) * (1 - fresh * fresh)
     by_reset = by_hidden * (of_fresh * from_state * (reset * (1 - reset)))
     by_update = by_hidden * ((before - fresh) * (update * (1 - update)))
     within = by_hidden * (of_fresh * reset)
-    by_gates = torch.cat([by_reset, by_update, within], 1)
+    by_gates = torch.cat([by_reset, by_update, within], -1)
     return [by_hidden * update + by_gates @ fixed[0]], [
-        torch.cat([by_reset, by_update, by_hidden * of_fresh, within], 1)
+        torch.cat([by_reset, by_update, by_hidden * of_fresh, within], -1)
     ]
 
 

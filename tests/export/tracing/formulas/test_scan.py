@@ -47,3 +47,31 @@ def test_as_onnx(backwards: bool) -> None:
         return list(SCAN("halving", [x[:, 0]], [x.transpose(0, 1)], [factor * 2], backwards))
 
     check_emission(SCAN, lambda x: function(x, torch.tensor([3.0, 5.0])), x)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("shared", ["none", "state", "rows", "fixed"])
+def test_under_vmap(shared: str, backwards: bool) -> None:
+    """Each element of a vmap has its own steps. What is not shared has the elements on an axis that
+    is not the first."""
+    torch.manual_seed(0)
+    given = {
+        "state": torch.randn(2, 3, 4),
+        "rows": torch.randn(5, 2, 3, 4),
+        "fixed": torch.randn(3, 4),
+    }
+    axes = {"state": 1, "rows": 2, "fixed": 0}
+    if shared in given:
+        given[shared] = given[shared].select(axes.pop(shared), 0)
+
+    def function(state: Tensor, rows: Tensor, fixed: Tensor) -> list[Tensor]:
+        return list(SCAN("halving", [state], [rows], [fixed], backwards))
+
+    found = torch.func.vmap(function, in_dims=tuple(map(axes.get, given)))(*given.values())
+    for element in range(3):
+        own = (
+            value.select(axes[name], element) if name in axes else value
+            for name, value in given.items()
+        )
+        for row, expected in zip(found, function(*own), strict=True):
+            torch.testing.assert_close(row[element], expected, rtol=0, atol=0)
