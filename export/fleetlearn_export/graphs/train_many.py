@@ -3,7 +3,7 @@ for simulating."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -230,10 +230,7 @@ def many_program(
     fuse_operators(exported.graph)
     with silenced_python():
         single = exported.run_decompositions(
-            pytorch_decompositions()
-            | CHEAPER_DECOMPOSITIONS
-            | VECTORIZABLE
-            | scan.DECOMPOSITIONS
+            pytorch_decompositions() | CHEAPER_DECOMPOSITIONS | VECTORIZABLE | scan.DECOMPOSITIONS
         ).module()
     traced = trace_many(step, single, many, tracing_decompositions())
     program = export_traced(traced.module, traced.arguments, traced.rows)

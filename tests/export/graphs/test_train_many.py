@@ -255,9 +255,7 @@ def test_recurrent_layers_are_loops(tmp_path: Path) -> None:
     """Of all devices together, and for any number of examples: more times take no larger graph."""
     torch.manual_seed(1)
     layer = nn.LSTM(5, 6, batch_first=True)
-    short, long = (
-        recurrent_bundle(tmp_path / str(time), layer, 6, time=time) for time in (3, 40)
-    )
+    short, long = (recurrent_bundle(tmp_path / str(time), layer, 6, time=time) for time in (3, 40))
     for rows in (4, 1):
         check(short, rows, [2, 0, 1, 2])
     assert nodes_of(short).count("Scan") == 4, "forwards and backwards, in each of two steps"
