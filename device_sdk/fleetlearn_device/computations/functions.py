@@ -23,7 +23,7 @@ from fleetlearn_protocol.computations.function_layout import (
 )
 from fleetlearn_protocol.computations.function_settings import FunctionSums, SumArray
 from fleetlearn_protocol.computations.layout import Sums
-from fleetlearn_protocol.user_errors import ANY_FAILURE, failure
+from fleetlearn_protocol.user_errors import ANY_FAILURE, failure, in_one_line
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -128,10 +128,12 @@ def _units(name: str, value: Any, array: SumArray, rows: int, function: str) -> 
     what = f"the function {function}: {name}"
     try:
         found = np.asarray(value)
+        if found.dtype.kind not in "biuf":  # imaginary parts would be dropped, texts read
+            raise TypeError(f"an array of {found.dtype} was made")
         if array.dtype == "float64":
             found = found.astype(np.float64)
-    except (ValueError, TypeError) as error:
-        raise FunctionError(f"{what} is no array of numbers: {error}") from None
+    except ANY_FAILURE as error:  # also of an array type's own code
+        raise FunctionError(f"{what} is no array of numbers: {in_one_line(error)}") from None
     if found.shape != array.shape:
         raise FunctionError(
             f"{what} has the shape {list(found.shape)}; expected {list(array.shape)}"

@@ -68,6 +68,8 @@ def test_a_function_may_write_to_what_it_gets() -> None:
         ({"total": 1.0}, "returned the arrays total; the bundle declares total, count"),
         ({"total": [1.0], "count": 1}, "total has the shape [1]; expected []"),
         ({"total": "a", "count": 1}, "total is no array of numbers"),
+        ({"total": 10**400, "count": 1}, "total is no array of numbers"),
+        ({"total": 1j, "count": 1}, "an array of complex128 was made"),
         ({"total": np.nan, "count": 1}, "the value nan cannot be added up"),
         ({"total": 1e30, "count": 1}, "Fewer bits than 30"),
         ({"total": 2e6, "count": 1}, "its range is -1e+06 to 1e+06"),

@@ -21,7 +21,7 @@ from fleetlearn_protocol.computations.function_layout import (
 from fleetlearn_protocol.computations.function_settings import FunctionSums, SumArray
 from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.errors import many
-from fleetlearn_protocol.user_errors import ANY_FAILURE, failure
+from fleetlearn_protocol.user_errors import ANY_FAILURE, failure, in_one_line
 from fleetlearn_protocol.vector import Vector
 from numpy.typing import NDArray
 
@@ -118,11 +118,17 @@ def _arrays(
                 f"the function {function} returned the state's array {name}; the bundle declares "
                 f"{', '.join(settings.state)}"
             )
+        text = f"the function {function}: state.{name} is no array of {declared.dtype}"
         try:
-            array = np.asarray(value, declared.dtype)
-        except (ValueError, TypeError, OverflowError) as error:
-            text = f"the function {function}: state.{name} is no array of {declared.dtype}"
-            raise ValueError(f"{text}: {error}") from None
+            given = np.asarray(value)
+            if given.dtype.kind not in "biuf":  # imaginary parts would be dropped, texts read
+                raise TypeError(f"an array of {given.dtype} was made")
+            with np.errstate(all="ignore"):  # what is not finite is refused below
+                array = given.astype(declared.dtype)
+        except ANY_FAILURE as error:  # also of an array type's own code
+            raise ValueError(f"{text}: {in_one_line(error)}") from None
+        if declared.dtype == "int64" and not np.array_equal(array, given):
+            raise ValueError(f"{text}: it has numbers that are not whole, or beyond 64 bits")
         if array.shape != declared.sizes:
             raise ValueError(
                 f"the function {function}: state.{name} has the shape {list(array.shape)}; "
@@ -144,8 +150,9 @@ def _metrics(function: str, metrics: Any, settings: FunctionSums) -> dict[str, f
         )
     try:
         found = {name: float(value) for name, value in metrics.items()}
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"the function {function}: a metric is no number: {error}") from None
+    except ANY_FAILURE as error:
+        text = f"the function {function}: a metric is no number: {in_one_line(error)}"
+        raise ValueError(text) from None
     for name, value in found.items():
         if not np.isfinite(value):
             raise ValueError(f"the function {function}: the metric {name} is {value}")
