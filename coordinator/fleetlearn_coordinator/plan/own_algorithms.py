@@ -56,6 +56,8 @@ POINTS: Mapping[str, ExtensionPoint[Any]] = {
     )
 }
 """What a plan may name of other packages, by its name."""
+ASKED_AT_ONCE = (SELECTION_STRATEGY, STOP_RULE)
+"""What answers while devices wait. All others have a part in what becomes of updates."""
 
 
 def register(kind: str, name: str, factory: Callable[..., Any]) -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from fleetlearn_protocol.computations.function_settings import FunctionSums
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError, in_words
 from fleetlearn_protocol.manifest import MANIFEST
@@ -29,6 +30,7 @@ from fleetlearn_coordinator.dashboard.run_history import FleetNow
 from fleetlearn_coordinator.network.host import spread, welcome
 from fleetlearn_coordinator.network.run_host import RunHost
 from fleetlearn_coordinator.plan.distil_files import distillation_bundles
+from fleetlearn_coordinator.plan.own_algorithms import ASKED_AT_ONCE
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
     Ask,
@@ -88,6 +90,14 @@ def download_of(member: RunMember) -> int:
     return manifest + sum(entry.size for entry in files) + FLOAT32.size(member.size)
 
 
+def combines_by_own_code(run: Run) -> bool:
+    """Return whether an own algorithm has a part in what becomes of updates."""
+    if any(each.point not in ASKED_AT_ONCE for each in run.plan.own_names()):
+        return True
+    bundles = run.members.bundles()
+    return any(isinstance(each.manifest.computation, FunctionSums) for each in bundles)
+
+
 class RunServer:
     """A run on a host, within a running event loop. ``serve.running`` makes one whose host
     listens."""
@@ -134,6 +144,7 @@ class RunServer:
         """Asks the helper, where updates are masked."""
         if run.mask_sums is not None:
             self._asker = HelperAsker(run.mask_sums, self.loop, self._answered, self.fail)
+        self._combines_by_own_code = combines_by_own_code(run)
         self.round_asker = self._find_round_asker()
         """Asks a worker process what closed rounds wait for, where the plan says so."""
 
@@ -472,10 +483,10 @@ class RunServer:
 
     def _do_work(self) -> None:
         """Do what is to be done with accepted updates: those of a large model in another thread,
-        while this one answers the devices. Pairwise masks of any model take long, and so does
-        writing to an object store."""
+        while this one answers the devices. Pairwise masks of any model take long, so does writing
+        to an object store, and nobody knows how long own algorithms take."""
         small = self.run.models.newest.model.nbytes < LARGE_MODEL
-        quick = small and not self.run.store.blobs.is_slow
+        quick = small and not self.run.store.blobs.is_slow and not self._combines_by_own_code
         if quick and self.run.pairwise is None:
             if commands := self.run.work.do_work(self.now()):
                 self._tell_all(commands)

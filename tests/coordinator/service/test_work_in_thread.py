@@ -5,13 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fleetlearn_coordinator import Plan, StoreError, read_model, read_status
+from fleetlearn_coordinator import (
+    Plan,
+    RoundUpdates,
+    StoreError,
+    read_model,
+    read_status,
+    register,
+)
 from fleetlearn_coordinator.rounds.settings import Phase
 from fleetlearn_coordinator.service import server
 from fleetlearn_coordinator.service.server import RunServer
@@ -20,6 +27,7 @@ from fleetlearn_coordinator.storage.blobs import Tensors
 from fleetlearn_coordinator.storage.file_blobs import FileBlobs
 from fleetlearn_protocol import Code
 from fleetlearn_protocol.messages import Accepted, Content, Fetch, Grant, Refused, Task
+from fleetlearn_protocol.vector import Vector
 from full_disk import largest_file
 from peers import SIZE, Peer, PlanMaker, fleet, plan_text, report_of, update_of, write_test_bundle
 
@@ -308,3 +316,39 @@ def test_a_commit_of_100_mb_does_not_stop_the_loop(tmp_path: Path) -> None:
         return answered
 
     assert asyncio.run(test()) > 20
+
+
+def test_devices_are_answered_while_an_own_aggregator_takes_its_time(
+    make_plan: PlanMaker,
+) -> None:
+    """Of a small model too, whose updates are combined between two messages otherwise."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> Callable[[RoundUpdates], Vector]:
+        def combine(updates: RoundUpdates) -> Vector:
+            begun.set()
+            assert go_on.wait(20), "nobody let it go on"
+            return updates.combination(np.full(len(updates), 1 / len(updates)))
+
+        return combine
+
+    register("aggregator", "slow-mean", slow)
+
+    async def test() -> None:
+        plan = make_plan(
+            round__goal=2, round__over_selection=1, aggregation__aggregator="slow-mean"
+        )
+        async with fleet(plan) as (coordinator, join):
+            a, b = await join("a"), await join("b")
+            try:
+                await a.do_round(update_of(1.0))
+                await close_the_round(coordinator, b)
+                assert await asyncio.to_thread(begun.wait, 20)
+                await join("c")  # is answered
+                assert coordinator.engine.version == 0
+            finally:
+                go_on.set()
+            await committed(coordinator)
+            assert coordinator.engine.version == 1
+
+    asyncio.run(test())
