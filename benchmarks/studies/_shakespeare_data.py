@@ -124,24 +124,24 @@ def role(device: int, seed: int) -> tuple[Codes, Codes]:
 
 
 def examples(device: int, seed: int) -> int:
-    """Return how many sequences a device has, whichever function makes them."""
+    """Return how many sequences a device has, of its role or mixed."""
     return len(role(device, 0)[0])
 
 
 def mixed(device: int, seed: int) -> tuple[Codes, Codes]:
     """The same number of sequences, dealt out to the devices whatever their role."""
-    x, y, place, begin = _dealt(seed)
-    rows = place[begin[device] : begin[device + 1]]
-    return x[rows], y[rows]
+    x, y, begin = dealt(seed)
+    return x[begin[device] : begin[device + 1]], y[begin[device] : begin[device + 1]]
 
 
 @cache
-def _dealt(seed: int) -> tuple[Codes, Codes, Codes, Codes]:
+def dealt(seed: int) -> tuple[Codes, Codes, Codes]:
+    """Return all sequences in a random order, and where each role's would begin."""
     parts = [role(device, 0) for device in range(roles())]
     begin = np.cumsum([0, *(len(x) for x, _ in parts)])
     place = np.random.default_rng(seed).permutation(begin[-1])
-    x, y = (np.concatenate([part[kind] for part in parts]) for kind in (0, 1))
-    return x, y, place, begin
+    x, y = (np.concatenate([part[kind] for part in parts])[place] for kind in (0, 1))
+    return x, y, begin
 
 
 @cache

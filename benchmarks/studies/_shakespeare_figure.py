@@ -13,30 +13,25 @@ from fleetlearn_simulator.results.html_page import COLOURS
 from matplotlib.figure import Figure
 
 PANELS = {
-    "paper": ("the paper's LSTM, by model", "round", "models"),
-    "batches": ("small LSTM: batches and epochs", "round", "models"),
-    "servers": ("small LSTM: server optimizer", "round", "models"),
-    "losses": ("small LSTM: devices vanish", "minutes", "minutes of virtual time"),
+    "batches": ("batches and epochs", "round", "models"),
+    "losses": ("devices vanish", "minutes", "minutes of virtual time"),
 }
-"""Part -> title, what the horizontal axis has, and its label."""
+"""Part -> title, what the horizontal axis has, and its label. The other parts are tables only."""
 
 
 def draw(results: Results, folder: Path) -> Path:
-    """Write shakespeare.svg."""
-    file = folder / "shakespeare.svg"
+    """Write shakespeare.svg: a panel for each of PANELS of which there are results."""
+    file, shown = folder / "shakespeare.svg", [part for part in PANELS if part in results]
     with mpl.rc_context(STYLE | FILE | {"svg.hashsalt": "shakespeare"}):
-        rows = -(-len(results) // 2)
-        figure = Figure(figsize=(9, 3.2 * rows))
-        axes = figure.subplots(rows, 2, squeeze=False).ravel()
-        for axis, (part, runs) in zip(axes, results.items(), strict=False):
+        figure = Figure(figsize=(9, 3.2))
+        axes = figure.subplots(1, len(shown), squeeze=False).ravel()
+        for axis, part in zip(axes, shown, strict=True):
             title, key, label = PANELS[part]
-            _lines(axis, runs, key)
-            axis.set_title(title, fontsize=8)
+            _lines(axis, results[part], key)
+            axis.set_title(f"small LSTM: {title}", fontsize=8)
             axis.set_xlabel(label)
             axis.set_ylabel("characters predicted, %")
             axis.legend(frameon=False, fontsize=6.5)
-        for axis in axes[len(results) :]:
-            axis.set_visible(False)
         figure.tight_layout()
         figure.savefig(file, facecolor="white", bbox_inches="tight", metadata={"Date": None})
     return file

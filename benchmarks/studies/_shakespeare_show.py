@@ -12,6 +12,7 @@ Results = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 TITLES = {
     "paper": "The paper's LSTM",
     "batches": "Batches and epochs, by role and mixed",
+    "sizes": "By role, mixed, and mixed in equal numbers",
     "servers": "The optimizer on the server",
     "losses": "Devices that vanish, and FedBuff",
 }

@@ -35,7 +35,7 @@ from fleetlearn_simulator.errors import SimulatorError
 from fleetlearn_simulator.population.failures import TaskFates, sample_task_fates
 from fleetlearn_simulator.population.traits import tiers_of
 from fleetlearn_simulator.results.loaded_run import Floats, LoadedRun, read_run, series
-from fleetlearn_simulator.results.run_folder import MODEL, SUMMARY
+from fleetlearn_simulator.results.run_folder import CHECKPOINT, MODEL, SUMMARY
 from fleetlearn_simulator.results.run_statistics import (
     Target,
     lost_share,
@@ -219,14 +219,19 @@ def rate_of(seconds: Floats, dropout: float) -> float:
 
 def kept_run(scenario: Scenario, folder: Path, options: Options = OPTIONS) -> LoadedRun:
     """Return the scenario's run from its folder. It is simulated first unless the folder has it
-    already."""
+    already, and from its checkpoint if it was stopped."""
     given, kept = (
         json.dumps({"tables": scenario.tables, "setting": scenario.setting}, indent=1),
         folder / "given.json",
     )
-    if not ((folder / SUMMARY).exists() and kept.exists() and kept.read_text("utf-8") == given):
-        simulate(scenario, folder, options)
-        kept.write_text(given, "utf-8")
+    same = kept.exists() and kept.read_text("utf-8") == given
+    if not (same and (folder / SUMMARY).exists()):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not same:  # what is there is another run's
+            for name in (SUMMARY, CHECKPOINT):
+                (folder / name).unlink(missing_ok=True)
+            kept.write_text(given, "utf-8")
+        simulate(scenario, folder, options, resume=same and (folder / CHECKPOINT).exists())
     return read_run(folder)
 
 
