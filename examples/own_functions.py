@@ -82,8 +82,12 @@ def run(name: str, folder: Path) -> dict[str, Any]:
 
 
 def compare(name: str, found: dict[str, Any]) -> None:
-    from sklearn.cluster import KMeans
-    from sklearn.linear_model import LogisticRegression
+    try:
+        from sklearn.cluster import KMeans
+        from sklearn.linear_model import LogisticRegression
+    except ModuleNotFoundError:
+        print("\nBeside scikit-learn's result: pip install scikit-learn, and start this again")
+        return
 
     tables = [table(name, device) for device in range(3)]
     whole = {key: np.concatenate([each[key] for each in tables]) for key in tables[0]}

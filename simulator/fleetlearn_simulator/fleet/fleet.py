@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from fleetlearn_coordinator.aggregation.round_summary import deciding
+from fleetlearn_coordinator.aggregation.round_summary import deciding, describe_dropped
 from fleetlearn_coordinator.rounds.commands import (
     FAILED,
     Abandon,
@@ -489,7 +489,9 @@ class Fleet:
         if self.sampling is not None:
             self.sampling.check(number, summary["reports"])
         if (abandoned := self.coordinator.abandoned_in_a_row) >= MAX_ABANDONED_ROUNDS_IN_A_ROW:
-            self.finished = f"{abandoned} rounds one after the other were abandoned: {text}"
+            # The tasks' ends say why: devices that fail, or are lost.
+            last = f"the last one: {text}; dropped: {describe_dropped(summary)}"
+            self.finished = f"{abandoned} rounds one after the other were abandoned; {last}"
         return RoundEnded(number, "abandoned", self.engine.version, summary, text)
 
 

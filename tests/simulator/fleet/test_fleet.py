@@ -998,6 +998,7 @@ def test_training_that_never_works_ends(
         f"{fleet_module.MAX_ABANDONED_ROUNDS_IN_A_ROW} rounds one after the other were abandoned"
         in str(run.fleet.finished)
     )
+    assert str(run.fleet.finished).endswith(" lost")
     assert len(run.rounds) == fleet_module.MAX_ABANDONED_ROUNDS_IN_A_ROW
 
 
