@@ -38,7 +38,7 @@ with needs("fleetlearn-simulate", "simulator"):
     from fleetlearn_simulator.fleet.fleet import Fleet
     from fleetlearn_simulator.interrupts import STOP_REQUESTED, begin_worker, interruptible
     from fleetlearn_simulator.peers import peers_command
-    from fleetlearn_simulator.results.family_runs import backend_words, member_words, own_words
+    from fleetlearn_simulator.results.family_runs import backend_words, member_words, own_lines
     from fleetlearn_simulator.results.private_runs import NOT_RELEASED, privacy_words
     from fleetlearn_simulator.results.replayed_run import replayed_runs
     from fleetlearn_simulator.results.run_folder import CHECKPOINT, SCENARIO, SUMMARY
@@ -372,8 +372,8 @@ def _summarise(outcome: Outcome) -> None:
         table.add_row("held-out data", f"{summary['held_out']}: {QUALITY}")
     for title, words in member_words(summary):
         table.add_row(title, words)
-    if own := own_words(summary):
-        table.add_row("own", own)
+    for title, words in own_lines(summary):
+        table.add_row(title, words)
     table.add_row("back end", backend_words(summary))
     page = outcome.folder / "report.html"
     if page.exists():

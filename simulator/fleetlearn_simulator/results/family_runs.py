@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fleetlearn_coordinator.aggregation.round_summary import MEMBERS
 from fleetlearn_protocol.errors import many
 
+_HASH = re.compile("[0-9a-f]{16}$")
 OWN = "own"
 """Where a summary has the other packages' functions that the run used."""
 
 
-def own_words(summary: Mapping[str, Any]) -> str:
-    """Return which functions of other packages the run used. Empty: none."""
-    return "; ".join(f"{where} = {origin}" for where, origin in summary.get(OWN, {}).items())
+def own_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the title and the text of each line about an own algorithm that the run used."""
+    for where, origin in summary.get(OWN, {}).items():
+        # The name, and, where there are any, the package's version and the source's hash.
+        words = [f"source {each}" if _HASH.match(each) else each for each in str(origin).split()]
+        yield f"own {where}", ", ".join(words)
 
 
 def member_words(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ import numpy as np
 from fleetlearn_protocol.epsilon_text import budget_text, spent_text
 
 from fleetlearn_simulator.results import html_page as page
-from fleetlearn_simulator.results.family_runs import backend_words, member_words, own_words
+from fleetlearn_simulator.results.family_runs import backend_words, member_words, own_lines
 from fleetlearn_simulator.results.html_page import ABSENT, PagePart, listed, share, size, span
 from fleetlearn_simulator.results.loaded_run import LoadedRun, read_run, series
 from fleetlearn_simulator.results.private_runs import (
@@ -108,12 +108,12 @@ def _subtitle(run: LoadedRun) -> Iterator[str]:
         else f"not finished: as far as round {run.rows[-1].round if run.rows else 0}"
     )
     backend = f"back end {backend_words(run.summary)}" if "why" in run.summary else ""
-    own = own_words(run.summary)
+    own = [(f"{title}: {words}",) for title, words in own_lines(run.summary)]
     yield from filter(
         None,
         (
             " · ".join(filter(None, line))
-            for line in (words, (own,), (privacy,), (secure,), (state, backend))
+            for line in (words, *own, (privacy,), (secure,), (state, backend))
         ),
     )
 
