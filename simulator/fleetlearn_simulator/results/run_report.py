@@ -71,7 +71,10 @@ def _parts(run: LoadedRun) -> Iterator[PagePart]:
         yield PagePart(
             "note", f"As the coordinator saw it: {listed(run.total(lambda row: row.dropped))}."
         )
-        yield PagePart("charts", [lost_chart(run), lost_in_all_chart(run)])
+        if run.total(lambda row: row.causes):
+            yield PagePart("charts", [lost_chart(run), lost_in_all_chart(run)])
+        else:
+            yield PagePart("text", "In the simulation itself, no task was lost.")
         yield PagePart("section", "Device time and participation")
         yield PagePart("charts", [device_time_chart(run), participation_chart(run)])
         yield PagePart("section", "Rounds")

@@ -150,6 +150,12 @@ def test_little_is_enough(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     assert ("Reports" in charts) == bool(rows)
 
 
+def test_no_charts_where_nothing_was_lost(tmp_path: Path) -> None:
+    text, charts = written(tmp_path, [row(1)])
+    assert "In the simulation itself, no task was lost." in text
+    assert not {"By round", "In all"} & set(charts)
+
+
 def test_of_an_abandoned_round_all_is_wasted(tmp_path: Path) -> None:
     spent = {"useful": 60.0, "wasted": 30.0}
     rows = [row(1, device_seconds=spent), row(2, how="abandoned", device_seconds=spent)]
