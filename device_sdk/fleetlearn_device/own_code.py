@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from fleetlearn_protocol.algorithms import LOCAL_ALGORITHM
-from fleetlearn_protocol.computations.function_layout import DEVICE_FUNCTION
+from fleetlearn_protocol.computations.function_settings import DEVICE_FUNCTION
 from fleetlearn_protocol.extensions import installed
 from fleetlearn_protocol.own_encodings import ENCODING
 from fleetlearn_protocol.user_errors import ANY_FAILURE, in_one_line

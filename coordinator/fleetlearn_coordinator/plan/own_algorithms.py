@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fleetlearn_protocol import extensions
 from fleetlearn_protocol.algorithms import LOCAL_ALGORITHM
-from fleetlearn_protocol.computations.function_layout import NEXT_STATE
+from fleetlearn_protocol.computations.function_settings import NEXT_STATE
 from fleetlearn_protocol.extensions import ExtensionPoint
 from fleetlearn_protocol.own_encodings import ENCODING
 

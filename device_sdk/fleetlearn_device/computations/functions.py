@@ -15,13 +15,16 @@ from fleetlearn_protocol import extensions
 from fleetlearn_protocol.computations.fixed_point import MOST as MOST_SUM
 from fleetlearn_protocol.computations.fixed_point import added, to_fixed
 from fleetlearn_protocol.computations.function_layout import (
-    DEVICE_FUNCTION,
     OWN,
     check_function_sums,
     function_state,
     function_sums,
 )
-from fleetlearn_protocol.computations.function_settings import FunctionSums, SumArray
+from fleetlearn_protocol.computations.function_settings import (
+    DEVICE_FUNCTION,
+    FunctionSums,
+    SumArray,
+)
 from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.user_errors import ANY_FAILURE, failure, in_one_line
 from fleetlearn_protocol.vector import Vector

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from math import ceil, floor
-from typing import Any
 
 import numpy as np
 
 from fleetlearn_protocol.computations.function_settings import FunctionSums
 from fleetlearn_protocol.computations.layout import Layout, StateField, Sums, SumsLayout
 from fleetlearn_protocol.errors import many
-from fleetlearn_protocol.extensions import ExtensionPoint
 from fleetlearn_protocol.vector import Vector
 
 OWN = "run."
 """What the names of the fields begin with that are the computation's, and no function's."""
-
-DEVICE_FUNCTION: ExtensionPoint[Any] = ExtensionPoint(
-    "device function", object, is_callable=True, arguments=("state", "rows")
-)
-"""Computes what a device sends: state, rows -> named arrays."""
-NEXT_STATE: ExtensionPoint[Any] = ExtensionPoint(
-    "next state function", object, is_callable=True, arguments=("state", "sums", "count")
-)
-"""What a round's total makes of the state: state, sums, count -> state, metrics, finished."""
 
 
 def function_state(settings: FunctionSums) -> Layout:

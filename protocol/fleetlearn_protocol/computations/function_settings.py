@@ -13,11 +13,21 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from fleetlearn_protocol.extensions import ExtensionPoint
 from fleetlearn_protocol.messages import FunctionName, Number
 
 ArrayName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}\Z")]
 Shape = Annotated[tuple[Annotated[int, Meta(ge=1, le=2**28)], ...], Meta(max_length=8)]
 Parameters = Annotated[dict[ArrayName, Any], Meta(max_length=64)]
+
+DEVICE_FUNCTION: ExtensionPoint[Any] = ExtensionPoint(
+    "device function", object, is_callable=True, arguments=("state", "rows")
+)
+"""Computes what a device sends: state, rows -> named arrays."""
+NEXT_STATE: ExtensionPoint[Any] = ExtensionPoint(
+    "next state function", object, is_callable=True, arguments=("state", "sums", "count")
+)
+"""What a round's total makes of the state: state, sums, count -> state, metrics, finished."""
 
 
 class RowArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -10,8 +10,11 @@ from fleetlearn_coordinator.plan.own_algorithms import POINTS as PLAN_POINTS
 from fleetlearn_coordinator.plan.own_algorithms import find_point
 from fleetlearn_protocol import extensions
 from fleetlearn_protocol.algorithms import LOCAL_ALGORITHM
-from fleetlearn_protocol.computations.function_layout import DEVICE_FUNCTION, NEXT_STATE
-from fleetlearn_protocol.computations.function_settings import FunctionSums
+from fleetlearn_protocol.computations.function_settings import (
+    DEVICE_FUNCTION,
+    NEXT_STATE,
+    FunctionSums,
+)
 from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint
 from fleetlearn_protocol.origins import Origin, origin, used_files
 from fleetlearn_protocol.user_errors import ANY_FAILURE, failure

@@ -11,8 +11,7 @@ from fleetlearn_device.computations.registry import BATCH, sum_up
 from fleetlearn_device.own_code import FunctionError, OwnFunctions
 from fleetlearn_device.runtimes.providers import ProviderName
 from fleetlearn_protocol import Bundle, extensions
-from fleetlearn_protocol.computations.function_layout import DEVICE_FUNCTION
-from fleetlearn_protocol.computations.function_settings import FunctionSums
+from fleetlearn_protocol.computations.function_settings import DEVICE_FUNCTION, FunctionSums
 from fleetlearn_protocol.computations.kinds import KINDS
 from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.computations.private_sums import clip_sums

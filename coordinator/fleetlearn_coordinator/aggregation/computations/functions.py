@@ -12,13 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from fleetlearn_protocol import extensions
 from fleetlearn_protocol.computations.fixed_point import from_fixed
-from fleetlearn_protocol.computations.function_layout import (
-    NEXT_STATE,
-    OWN,
-    function_state,
-    function_sums,
-)
-from fleetlearn_protocol.computations.function_settings import FunctionSums, SumArray
+from fleetlearn_protocol.computations.function_layout import OWN, function_state, function_sums
+from fleetlearn_protocol.computations.function_settings import NEXT_STATE, FunctionSums, SumArray
 from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.errors import many
 from fleetlearn_protocol.user_errors import ANY_FAILURE, failure, in_one_line

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
-from fleetlearn_protocol.computations.function_layout import NEXT_STATE
-from fleetlearn_protocol.computations.function_settings import FunctionSums
+from fleetlearn_protocol.computations.function_settings import NEXT_STATE, FunctionSums
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.origins import origin
 

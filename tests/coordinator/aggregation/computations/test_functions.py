@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from fleetlearn_coordinator.aggregation.computations.registry import BadTotalError, RunComputation
 from fleetlearn_protocol import extensions
-from fleetlearn_protocol.computations.function_layout import NEXT_STATE, function_sums
-from fleetlearn_protocol.computations.function_settings import FunctionSums, SumArray
+from fleetlearn_protocol.computations.function_layout import function_sums
+from fleetlearn_protocol.computations.function_settings import NEXT_STATE, FunctionSums, SumArray
 from own_functions import KIND, MEAN, computed_by, mean_sums, next_mean
 
 TOTAL = {"run.rows": 4, "total": 6 * 2**30, "count": 4}
