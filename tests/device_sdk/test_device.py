@@ -984,10 +984,11 @@ class Faulty:
         ),
         (ValueError("x" * 5000), "ValueError: xxx"),
         (MemoryError("no room"), "MemoryError: no room"),
+        (SystemExit(3), "SystemExit: 3"),
     ],
 )
 def test_an_error_of_the_user_s_loader_is_told_with_its_type_and_line(
-    error: Exception, text: str, evaluates: bool, served: Served, data: Any, tmp_path: Path,
+    error: BaseException, text: str, evaluates: bool, served: Served, data: Any, tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     line_number = Faulty.__iter__.__code__.co_firstlineno + 3

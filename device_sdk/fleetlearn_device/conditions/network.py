@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Literal
 
-from fleetlearn_protocol.user_errors import in_one_line
+from fleetlearn_protocol.user_errors import ANY_FAILURE, in_one_line
 
 from fleetlearn_device.conditions.condition import (
     SystemFiles,
@@ -69,7 +69,7 @@ def ask_owner(network: str | Callable[[], str | None] | None) -> Callable[[], st
             return network()
         except UnreadableError:
             raise
-        except Exception as error:  # the owner's code may raise anything
+        except ANY_FAILURE as error:  # the owner's code may raise anything
             raise UnreadableError(in_one_line(error)) from None
 
     return read

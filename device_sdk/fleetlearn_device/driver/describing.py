@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 from fleetlearn_protocol.messages import Identifier, Tags
-from fleetlearn_protocol.user_errors import in_one_line
+from fleetlearn_protocol.user_errors import ANY_FAILURE, in_one_line
 
 from fleetlearn_device.conditions.condition import UnreadableError
 from fleetlearn_device.conditions.power import read_power
@@ -76,7 +76,7 @@ def _check(name: str, value: object, kind: object) -> None:
 def _ask(function: Callable[[], Value | None]) -> Value | None:
     try:
         return function()
-    except Exception as error:  # the user's code may raise anything, and training must go on
+    except ANY_FAILURE as error:  # the user's code may raise anything, and training must go on
         log.warning(
             "what %s says is not stated: %s",
             getattr(function, "__name__", function),

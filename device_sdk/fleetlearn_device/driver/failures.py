@@ -50,11 +50,12 @@ FAILURES: dict[type, Failure] = {
     MemoryError: Failure("out-of-memory"),
     FleetError: Failure("bad-bundle"),
     Exception: Failure("runtime-error"),
+    SystemExit: Failure("runtime-error"),  # of the owner's code
 }
 """By class. An exception that is not listed is treated as the nearest listed class that it derives
 from."""
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: BaseException) -> Failure:
     """Return the row of the exception's class in ``FAILURES``."""
     return next(FAILURES[kind] for kind in type(error).__mro__ if kind in FAILURES)

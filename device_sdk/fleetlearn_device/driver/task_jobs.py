@@ -16,7 +16,7 @@ from fleetlearn_protocol.errors import BundleError
 from fleetlearn_protocol.json_log import said
 from fleetlearn_protocol.messages import ROWS, Question, Report, Task
 from fleetlearn_protocol.task_names import run_of
-from fleetlearn_protocol.user_errors import in_one_line, is_expected, traceback_lines
+from fleetlearn_protocol.user_errors import ANY_FAILURE, in_one_line, is_expected, traceback_lines
 
 from fleetlearn_device.driver.condition_looks import ConditionLooks
 from fleetlearn_device.driver.connection import Event, printable
@@ -136,20 +136,20 @@ class TaskJobs:
         log.info("task %s: working on the answer (%s)", task.task, task.kind)
         try:
             message = await self._in_training_thread(self._trainer.answer, task, seconds)
-        except Exception as error:
+        except ANY_FAILURE as error:
             self._end_failed(task.task, error)
         else:
             log.info("task %s: answered in %.2f s", task.task, message.seconds)
             examples = self._trainer.counted
             self._post(lambda: self._session.answered(message, examples))
 
-    def _end_failed(self, task_id: str, error: Exception) -> None:
+    def _end_failed(self, task_id: str, error: BaseException) -> None:
         """Tell the session that a training, or the work on an answer, ended without a result."""
         session, failure, text = self._session, failure_of(error), in_one_line(error)
         if isinstance(error, StoppedError):
             log.info("task %s: stopped after %d batches", task_id, self._trainer.batches)
             self._post(lambda: session.ended(task_id))
-        elif failure.ends_device:
+        elif failure.ends_device and isinstance(error, Exception):
             self.abandon(error, task_id)
         else:
             if isinstance(error, FunctionFailedError):
@@ -185,7 +185,7 @@ class TaskJobs:
         log.info("task %s: %s", task.task, what, extra=known)
         try:
             finished = await self._in_training_thread(self._trainer.train, task, seconds)
-        except Exception as error:
+        except ANY_FAILURE as error:
             self._end_failed(task.task, error)
         else:
             report = self._trainer.own_report or finished.report

@@ -14,7 +14,7 @@ from fleetlearn_protocol.encodings import find_encoding
 from fleetlearn_protocol.errors import FleetError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import VectorReference
-from fleetlearn_protocol.user_errors import failure, in_one_line
+from fleetlearn_protocol.user_errors import ANY_FAILURE, failure, in_one_line
 from fleetlearn_protocol.vector import Vector
 
 from fleetlearn_device.storage.errors import StateError
@@ -97,5 +97,5 @@ class NewestModel:
             return
         try:
             self._on_better(model)
-        except Exception as error:  # the user's code
+        except ANY_FAILURE as error:  # the user's code
             log.warning("%s", failure("on_better_model", error))

@@ -43,6 +43,7 @@ from fleetlearn_protocol.messages import (
 from fleetlearn_protocol.quality_messages import QUALITY, QualityAnswer
 from fleetlearn_protocol.secure.pairwise_messages import PAIRWISE, PairwiseAnswer
 from fleetlearn_protocol.sparse_rows import selected_bytes, selection_of
+from fleetlearn_protocol.user_errors import ANY_FAILURE
 from fleetlearn_protocol.vector import Vector, digest
 from msgspec import UNSET
 
@@ -371,7 +372,7 @@ class Trainer:
         self._starts.add(task_id)
         try:
             yield
-        except Exception as error:
+        except ANY_FAILURE as error:
             self._outbox.release()
             if not ran_out_of_memory(error):
                 raise

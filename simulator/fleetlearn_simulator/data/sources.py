@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from fleetlearn_device.runtimes.checks import DataError, check_batch, check_ranges, describe
 from fleetlearn_protocol.manifest import Input
-from fleetlearn_protocol.user_errors import in_one_line
+from fleetlearn_protocol.user_errors import ANY_FAILURE, in_one_line
 from numpy.typing import NDArray
 
 from fleetlearn_simulator.data.generators import Arrays, Generator, Ids
@@ -128,7 +128,7 @@ class FunctionSource(Source):
         module_name, _, name = function.partition(":")
         try:
             module = _module(module_name, base)
-        except Exception as error:
+        except ANY_FAILURE as error:
             raise SimulatorError(
                 f"data.function = {function!r}: the module cannot be imported, "
                 f"{in_one_line(error)}. It is looked for beside the scenario, in {base}, and among "

@@ -108,3 +108,5 @@ def test_the_owner_is_asked() -> None:
     assert ask_owner(lambda: "unmetered")() == "unmetered"
     with pytest.raises(UnreadableError, match="no modem"):
         ask_owner(broken)()
+    with pytest.raises(UnreadableError, match="SystemExit: 1"):
+        ask_owner(lambda: sys.exit(1))()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,8 @@ def test_what_a_function_cannot_say_is_not_stated(caplog: pytest.LogCaptureFixtu
         "what broken says is not stated: RuntimeError: no bus (in broken, test_describing.py line "
         in caplog.text
     )
+    assert Description(charging=lambda: sys.exit("unplugged")).state().charging is not True
+    assert "says is not stated: SystemExit: unplugged" in caplog.text
     assert Description(network=lambda: "wifi").state().network is None  # type: ignore[arg-type, return-value]
     assert "'wifi'" in caplog.text
 

@@ -37,7 +37,8 @@ from fleetlearn_protocol.errors import BundleError, Code, ProtocolError
         (ProtocolError(Code.BAD_MESSAGE, "the model is not finite"), "bad-bundle", False),
         (StepError("label 11"), "runtime-error", False),
         (ValueError("no lr"), "runtime-error", False),
+        (SystemExit(3), "runtime-error", False),
     ],
 )
-def test_each_exception_has_its_failure(error: Exception, code: str, ends_device: bool) -> None:
+def test_each_exception_has_its_failure(error: BaseException, code: str, ends_device: bool) -> None:
     assert failure_of(error) == (code, ends_device)

@@ -146,6 +146,10 @@ def test_an_installed_modules_function() -> None:
             ),
         ),
         (
+            "ending:device",
+            r"the module cannot be imported, SystemExit: 1 \(in <module>, ending\.py",
+        ),
+        (
             "mine:devise",
             (
                 r"mine.py has no function devise; .*devise\(device, seed\) .*: x float32 \(n, 3\), "
@@ -162,6 +166,7 @@ def test_an_installed_modules_function() -> None:
 )
 def test_what_is_wrong_with_it_is_named(tmp_path: Path, function: str, why: str) -> None:
     (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "ending.py").write_text("import sys\nsys.exit(1)\n")
     folder = write(tmp_path, helper="labels_of_third")
     with pytest.raises(SimulatorError, match=why):
         FunctionSource(function, 5, INPUTS, folder).arrays(4)
