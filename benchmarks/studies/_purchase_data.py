@@ -35,8 +35,8 @@ WINDOW = 91
 FEATURES = 7
 """Numbers that the network has of a customer."""
 LOOKS_BACK = tuple(CALIBRATION - WINDOW - 14 * number for number in range(8))
-"""The days from which a device looks ahead to train. The first one, day 83, is that of the last
-first purchase; the last one's window ends with the calibration."""
+"""The days from which a device looks ahead to train. On the first, day 83, the last customer bought
+for the first time; the window of the last ends with the calibration."""
 Floats = NDArray[np.float64]
 
 

@@ -1,5 +1,6 @@
 """Shakespeare's sequences dealt out in equal numbers: the data that McMahan et al. (arXiv
-1602.05629) call IID. Of a module of its own, as its devices have other numbers of examples."""
+1602.05629) call IID. A module of its own, since the simulator asks a module how many examples each
+of its devices has."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ PANELS = {
 
 
 def draw(results: Results, folder: Path) -> Path:
-    """Write shakespeare.svg: a panel for each of PANELS of which there are results."""
+    """Write shakespeare.svg: a panel for each part in PANELS that has results."""
     file, shown = folder / "shakespeare.svg", [part for part in PANELS if part in results]
     with mpl.rc_context(STYLE | FILE | {"svg.hashsalt": "shakespeare"}):
         figure = Figure(figsize=(9, 3.2))

@@ -46,10 +46,10 @@ HERE = Path(__file__).resolve().parent
 PUBLISHED = (0.243, 4.414, 0.793, 2.426)
 """Of Fader, Hardie and Lee 2005, section 7, for the sample's 2,357 customers."""
 PUBLISHED_LIKELIHOOD, PUBLISHED_CORRELATION, PUBLISHED_ZEROS = -9582.4, 0.626, 0.23
-"""From there too: of the log-likelihood; of expected with real purchases of the next 39 weeks; the
-mean expected of those who have not bought again, of whom 0.24 were real."""
+"""From the same section: the log-likelihood; the correlation of expected and real purchases in the
+next 39 weeks; the mean expected purchases of those who had not bought again (real: 0.24)."""
 LAWS = {"41 % answer": (0.41, 0.0), "recent buyers answer": (1.0, 26.0)}
-"""Arguments of ``answering``. By the second, 41 % do, too."""
+"""Arguments of ``answering``. With either, 41 % of the devices answer."""
 PRIVATE = {
     (1000, 0.5): (2.0,),
     (1000, 2.0): (0.5, 1.0, 2.0),

@@ -78,8 +78,8 @@ def _file(module: str, folders: Iterable[Path]) -> Path | None:
 
 
 def _imported(code: ast.Module, package: str) -> Iterator[str]:
-    """Yield the names of what a module may import. Names of functions among them are no files, and
-    do no harm."""
+    """Yield the names of modules that a module may import. Some names are of functions: no file has
+    these names, and they are left out later."""
     for node in ast.walk(code):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -57,7 +57,7 @@ def _vectors(block: int) -> Iterator[tuple[str, Vector]]:
         yield f"{length} normal numbers", normal
         yield f"{length} zeros", np.zeros(length, np.float32)
         yield f"{length} equal numbers", np.full(length, -0.125, np.float32)
-        yield f"{length} numbers of which one is large", _with_one(normal, np.float32(1000.0))
+        yield f"{length} numbers, one of them large", _with_one(normal, np.float32(1000.0))
         small = np.float32(0.1) ** random.integers(0, 4, length).astype(np.float32)
         yield f"{length} numbers of four magnitudes", normal * small
 

@@ -334,8 +334,8 @@ class Plan(PlanForBundle, frozen=True, kw_only=True):
         return manifest.sparse is not UNSET and self.aggregation.rows != "whole"
 
     def update_bytes(self, manifest: Manifest) -> int:
-        """Return the most bytes that a device's update has, but for what the last block of an own
-        encoding may have besides."""
+        """Return the most bytes that a device's update has. The last block of an own encoding may
+        be 64 bytes larger."""
         # Own encodings are not larger than float32, and one that cannot be had is said elsewhere.
         own = self.encoding.own is not None
         parts = self.exact_parts(manifest) if own else self.parts(manifest)

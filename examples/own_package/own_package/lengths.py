@@ -1,4 +1,4 @@
-"""What the others share: a change here is a change of what uses it."""
+"""Lengths of vectors, for the other modules, whose functions' hashes cover this file too."""
 
 import numpy as np
 

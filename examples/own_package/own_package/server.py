@@ -29,7 +29,7 @@ def heavy_ball(lr: float = 1.0, momentum: float = 0.9):
 
 
 def root(most: float = 1000.0):
-    """Updates count by the square root of their weight, a share of that of the most examples."""
+    """Updates count by the square root of their weight; a weight above ``most`` counts as that."""
 
     def factor(reported, level):
         return min(1.0, math.sqrt(reported.weight / most))

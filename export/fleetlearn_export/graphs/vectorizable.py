@@ -16,7 +16,7 @@ from fleetlearn_export.tracing.decompositions import Decompositions
 aten = torch.ops.aten
 torch.library.define("fleetlearn::concatenate", "(Tensor[] values, int axis) -> Tensor")
 CONCATENATE: Any = torch.ops.fleetlearn.concatenate.default
-"""torch.cat, but for what vmap makes of it."""
+"""torch.cat with a vmap rule of our own, which leaves the number of examples free."""
 
 
 def gather(values: Tensor, axis: int, index: Tensor, **_: Any) -> Tensor:

@@ -62,7 +62,7 @@ def _vectorized(
     """Do the steps of all elements of a ``vmap`` in one scan. Its axis is in front of the examples.
 
     mapped: knows how many elements there are. axes: each tensor's axis of the elements; None if
-    they share it. Returns the results and these axes of theirs.
+    they share it. Returns the results, and the axis of the elements in each.
     """
     _, of_states, of_rows, of_fixed, _ = axes
 
