@@ -160,7 +160,7 @@ def is_extension(point: ExtensionPoint[Any], name: object) -> bool:
     the service file; ``find`` refuses it then. Nothing is imported."""
     if not isinstance(name, str):
         return False
-    return ":" in name or name in _registered(point) or name in _installed(point)
+    return ":" in name or name in _registered(point) or name in installed(point)
 
 
 def make(point: ExtensionPoint[T], name: str, parameters: Mapping[str, Any], where: str) -> T:
@@ -181,7 +181,7 @@ def made_by(
     """Return what the factory returns for these parameters. ``what`` names the factory in errors.
     Raises ExtensionError."""
     try:
-        hint = f". The function takes parameters alone, and returns a {point.name}"
+        hint = f". The function takes parameters alone, and returns {point.with_article}"
         values = _checked(factory, parameters, what, hint=hint)
     except ExtensionError:
         raise
@@ -312,13 +312,17 @@ def _expected(point: ExtensionPoint[Any]) -> str:
 
 def _target(point: ExtensionPoint[Any], name: str) -> str:
     """Return the name as ``module:function``, or itself where it is none."""
-    return _entry_points(point).get(name) or _installed(point).get(name, name)
+    return _entry_points(point).get(name) or installed(point).get(name, name)
 
 
-def installed(point: ExtensionPoint[Any]) -> dict[str, str]:
+def installed(point: ExtensionPoint[Any], of_listed: bool = False) -> dict[str, str]:
     """Return the short names that installed packages give: name -> ``module:function``. Nothing is
-    imported."""
-    return _installed(point)
+    imported. ``of_listed``: those of listed modules alone."""
+    return {
+        each.name: each.value
+        for each in metadata.entry_points(group=point.group)
+        if not of_listed or _is_allowed(each.module)
+    }
 
 
 def _registered(point: ExtensionPoint[Any]) -> dict[str, Factory]:
@@ -327,16 +331,7 @@ def _registered(point: ExtensionPoint[Any]) -> dict[str, Factory]:
 
 def _entry_points(point: ExtensionPoint[Any]) -> dict[str, str]:
     """Return short name -> module:function, of installed packages whose modules are listed."""
-    return _installed(point, of_listed=True) if _known.modules else {}
-
-
-def _installed(point: ExtensionPoint[Any], of_listed: bool = False) -> dict[str, str]:
-    """Return short name -> module:function, of all installed packages, or of listed modules."""
-    return {
-        each.name: each.value
-        for each in metadata.entry_points(group=point.group)
-        if not of_listed or _is_allowed(each.module)
-    }
+    return installed(point, of_listed=True) if _known.modules else {}
 
 
 def is_within(module: str, modules: Iterable[str]) -> bool:

@@ -37,7 +37,13 @@ class Origin(NamedTuple):
 def origin(point: ExtensionPoint[Any], name: str, where: str) -> Origin:
     """Return where the extension comes from, which imports its module. ``where`` is for errors.
     Raises ExtensionError."""
-    files = used_files(point, name, where)
+    return origin_of(used_files(point, name, where), point, name, where)
+
+
+def origin_of(
+    files: Mapping[str, Path], point: ExtensionPoint[Any], name: str, where: str
+) -> Origin:
+    """Return the same of an extension whose ``used_files`` are known."""
     home = _file(extensions.home(extensions.find(point, name, where)))
     return Origin(name, "" if home is None else _version(home), _digest(files))
 

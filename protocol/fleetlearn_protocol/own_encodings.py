@@ -19,7 +19,7 @@ import numpy as np
 
 from fleetlearn_protocol.encodings import OWN_FAMILY, RESIDUAL, Encoding, add_encoding
 from fleetlearn_protocol.errors import Code, ProtocolError
-from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint, made_by
+from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint, made_by, make_once
 from fleetlearn_protocol.formats.rows import Bytes, Format
 from fleetlearn_protocol.messages import UPDATE, OwnEncoding, Task
 from fleetlearn_protocol.splitmix64 import Fractions
@@ -83,6 +83,13 @@ def open_encoding(
     encoding = _opened(own.function, given, made, where, residual)
     add_encoding(encoding)
     return encoding
+
+
+def listed_encoding(own: OwnEncoding, where: str, *, residual: bool) -> Encoding:
+    """Return the encoding that a function of a listed module makes, as ``open_encoding`` does.
+    where: the key that names the function. Raises ExtensionError where there is none."""
+    made = make_once(ENCODING, own.function, numbers(own), where)
+    return open_encoding(own, made, f"{where} = {own.function!r}", residual=residual)
 
 
 @lru_cache(maxsize=64)  # asked for with each task

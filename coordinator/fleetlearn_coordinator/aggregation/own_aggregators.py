@@ -57,10 +57,10 @@ class RoundUpdates:
     def combination(self, shares: Floats) -> Floats:
         """Return the sum of the updates, each times its share: shape (n,) -> (P,)."""
         given = np.asarray(shares, np.float64)
-        if given.shape != self.weights.shape:
+        if given.shape != (len(self),):
             raise ValueError(
-                f"combination() was given shares of shape {given.shape}; expected "
-                f"{self.weights.shape}, one for each update"
+                f"combination() was given shares of shape {given.shape}; expected ({len(self)},), "
+                "one for each update"
             )
         return distances.combine(self._kept, given)
 

@@ -7,12 +7,12 @@ import mmap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from fleetlearn_protocol import extensions, open_bundle
+from fleetlearn_protocol import open_bundle
 from fleetlearn_protocol.errors import Code, FleetError
 from fleetlearn_protocol.extensions import ExtensionError
 from fleetlearn_protocol.frames import Buffer
 from fleetlearn_protocol.messages import OwnEncoding
-from fleetlearn_protocol.own_encodings import ENCODING, numbers, open_encoding
+from fleetlearn_protocol.own_encodings import listed_encoding
 from msgspec.structs import replace
 
 from fleetlearn_coordinator.conversation.port import Spool
@@ -116,10 +116,8 @@ def allow_plugins(service: ServiceSettings) -> None:
 def find_own_encoding(own: OwnEncoding, *, residual: bool) -> None:
     """Let uploads come in this encoding. Raises FleetError where its module is not listed or not
     there."""
-    where = "encoding.up"
     try:
-        made = extensions.make_once(ENCODING, own.function, numbers(own), where)
-        open_encoding(own, made, f"{where} = {own.function!r}", residual=residual)
+        listed_encoding(own, "encoding.up", residual=residual)
     except ExtensionError as error:
         text = f"this gateway cannot read the run's updates: {error}"
         raise FleetError(Code.BAD_ENCODING, text) from error

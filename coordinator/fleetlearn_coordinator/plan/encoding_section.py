@@ -16,7 +16,7 @@ from fleetlearn_protocol.encodings import (
 )
 from fleetlearn_protocol.errors import ProtocolError
 from fleetlearn_protocol.messages import FunctionName, Name, Number, OwnEncoding
-from fleetlearn_protocol.own_encodings import ENCODING, numbers, open_encoding
+from fleetlearn_protocol.own_encodings import ENCODING, listed_encoding
 
 from fleetlearn_coordinator.plan.toml_errors import Section
 
@@ -57,8 +57,7 @@ class EncodingSection(Section, frozen=True, kw_only=True):
         own = self.own
         if own is None:
             return find_encoding(self.up)
-        made = extensions.make_once(ENCODING, self.up, numbers(own), KEY)
-        return open_encoding(own, made, f"{KEY} = {self.up!r}", residual=self.residual)
+        return listed_encoding(own, KEY, residual=self.residual)
 
     def fault(self) -> str | None:
         """Return why ``up`` is no encoding of updates; None: it is one."""
@@ -78,5 +77,5 @@ class EncodingSection(Section, frozen=True, kw_only=True):
                 find_encoding(self.up)
             except ProtocolError as error:
                 return f"{error.text}; or an own encoding, such as my_package:my_format"
-            return "updates are floats, and this is no encoding of theirs"
+            return "updates are floats, and this encoding is of integers"
         return None

@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from fleetlearn_protocol.computations.function_settings import FunctionSums
 from fleetlearn_protocol.encodings import FLOAT32
 from fleetlearn_protocol.errors import Code, FleetError, ProtocolError, in_words
 from fleetlearn_protocol.manifest import MANIFEST
@@ -30,7 +29,6 @@ from fleetlearn_coordinator.dashboard.run_history import FleetNow
 from fleetlearn_coordinator.network.host import spread, welcome
 from fleetlearn_coordinator.network.run_host import RunHost
 from fleetlearn_coordinator.plan.distil_files import distillation_bundles
-from fleetlearn_coordinator.plan.own_algorithms import ASKED_AT_ONCE
 from fleetlearn_coordinator.rounds.commands import (
     Abandon,
     Ask,
@@ -67,6 +65,7 @@ from fleetlearn_coordinator.service.task_messages import question_message, task_
 from fleetlearn_coordinator.service.training_run.distilling import DistilQuestion
 from fleetlearn_coordinator.service.training_run.mask_sum import Answer, MaskQuestion
 from fleetlearn_coordinator.service.training_run.members import RunMember
+from fleetlearn_coordinator.service.training_run.own_origins import combine_by_own_code
 from fleetlearn_coordinator.service.training_run.pre_sums import PreSums, most_apart, pays_off
 from fleetlearn_coordinator.service.training_run.report_checks import check_report
 from fleetlearn_coordinator.service.training_run.run import Run
@@ -88,14 +87,6 @@ def download_of(member: RunMember) -> int:
     files = member.bundle.manifest.files.values()
     manifest = len(member.bundle.read(MANIFEST))
     return manifest + sum(entry.size for entry in files) + FLOAT32.size(member.size)
-
-
-def combines_by_own_code(run: Run) -> bool:
-    """Return whether an own algorithm has a part in what becomes of updates."""
-    if any(each.point not in ASKED_AT_ONCE for each in run.plan.own_names()):
-        return True
-    bundles = run.members.bundles()
-    return any(isinstance(each.manifest.computation, FunctionSums) for each in bundles)
 
 
 class RunServer:
@@ -144,7 +135,8 @@ class RunServer:
         """Asks the helper, where updates are masked."""
         if run.mask_sums is not None:
             self._asker = HelperAsker(run.mask_sums, self.loop, self._answered, self.fail)
-        self._combines_by_own_code = combines_by_own_code(run)
+        manifests = (bundle.manifest for bundle in run.members.bundles())
+        self._combines_by_own_code = combine_by_own_code(run.plan, manifests)
         self.round_asker = self._find_round_asker()
         """Asks a worker process what closed rounds wait for, where the plan says so."""
 

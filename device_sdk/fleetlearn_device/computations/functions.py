@@ -19,6 +19,7 @@ from fleetlearn_protocol.computations.function_layout import (
     check_function_sums,
     function_state,
     function_sums,
+    real_numbers,
 )
 from fleetlearn_protocol.computations.function_settings import (
     DEVICE_FUNCTION,
@@ -130,9 +131,7 @@ def _units(name: str, value: Any, array: SumArray, rows: int, function: str) -> 
     """Return the array as whole numbers of its unit. Raises FunctionError."""
     what = f"the function {function}: {name}"
     try:
-        found = np.asarray(value)
-        if found.dtype.kind not in "biuf":  # imaginary parts would be dropped, texts read
-            raise TypeError(f"an array of {found.dtype} was made")
+        found = real_numbers(value)
         if array.dtype == "float64":
             found = found.astype(np.float64)
     except ANY_FAILURE as error:  # also of an array type's own code

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from math import ceil, floor
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleetlearn_protocol.computations.function_settings import FunctionSums
 from fleetlearn_protocol.computations.layout import Layout, StateField, Sums, SumsLayout
@@ -13,6 +15,15 @@ from fleetlearn_protocol.vector import Vector
 
 OWN = "run."
 """What the names of the fields begin with that are the computation's, and no function's."""
+
+
+def real_numbers(values: object) -> NDArray[Any]:
+    """Return what a function made, as an array. Raises TypeError where these are no real numbers:
+    NumPy would drop imaginary parts, and read text."""
+    found = np.asarray(values)
+    if found.dtype.kind not in "biuf":
+        raise TypeError(f"an array of {found.dtype} was made")
+    return found
 
 
 def function_state(settings: FunctionSums) -> Layout:

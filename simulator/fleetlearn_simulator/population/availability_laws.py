@@ -87,11 +87,12 @@ def _probability(share: Share, devices: Devices, middle: Floats) -> Floats | flo
 
 
 def _in_range(found: Floats | float) -> Floats | float:
-    wrong = ~((np.asarray(found) >= 0) & (np.asarray(found) <= 1))  # NaN is wrong too
+    values = np.asarray(found)
+    wrong = ~((values >= 0) & (values <= 1))  # NaN is wrong too
     if wrong.any():
         raise ValueError(
-            f"the probability of being online is {np.asarray(found)[wrong][0]}; expected at least "
-            "0 and at most 1"
+            f"the probability of being online is {values[wrong][0]}; expected at least 0 and at "
+            "most 1"
         )
     return found
 

@@ -16,7 +16,7 @@ from fleetlearn_protocol.computations.function_settings import (
     FunctionSums,
 )
 from fleetlearn_protocol.extensions import ExtensionError, ExtensionPoint
-from fleetlearn_protocol.origins import Origin, origin, used_files
+from fleetlearn_protocol.origins import Origin, origin_of, used_files
 from fleetlearn_protocol.user_errors import ANY_FAILURE, failure
 
 from fleetlearn_simulator.errors import SimulatorError
@@ -89,10 +89,11 @@ def own_algorithms(scenario: Scenario, computations: Iterable[object]) -> list[O
     """Return what a scenario names of other packages. ``computations``: the settings of its
     bundles' computations, which name functions too. Raises SimulatorError."""
     try:
-        return [
-            OwnAlgorithm(where, origin(point, name, where), used_files(point, name, where))
-            for point, name, where in (*_named(scenario), *_of_bundles(computations))
-        ]
+        found = []
+        for point, name, where in (*_named(scenario), *_of_bundles(computations)):
+            files = used_files(point, name, where)
+            found.append(OwnAlgorithm(where, origin_of(files, point, name, where), files))
+        return found
     except ExtensionError as error:
         raise SimulatorError(str(error)) from error
 

@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from fleetlearn_protocol import extensions
 from fleetlearn_protocol.computations.fixed_point import from_fixed
-from fleetlearn_protocol.computations.function_layout import OWN, function_state, function_sums
+from fleetlearn_protocol.computations.function_layout import (
+    OWN,
+    function_state,
+    function_sums,
+    real_numbers,
+)
 from fleetlearn_protocol.computations.function_settings import NEXT_STATE, FunctionSums, SumArray
 from fleetlearn_protocol.computations.layout import Sums
 from fleetlearn_protocol.errors import many
@@ -115,9 +120,7 @@ def _arrays(
             )
         text = f"the function {function}: state.{name} is no array of {declared.dtype}"
         try:
-            given = np.asarray(value)
-            if given.dtype.kind not in "biuf":  # imaginary parts would be dropped, texts read
-                raise TypeError(f"an array of {given.dtype} was made")
+            given = real_numbers(value)
             with np.errstate(all="ignore"):  # what is not finite is refused below
                 array = given.astype(declared.dtype)
         except ANY_FAILURE as error:  # also of an array type's own code

@@ -9,6 +9,7 @@ from fleetlearn_protocol.computations.function_settings import NEXT_STATE, Funct
 from fleetlearn_protocol.manifest import Manifest
 from fleetlearn_protocol.origins import origin
 
+from fleetlearn_coordinator.plan.own_algorithms import ASKED_AT_ONCE, OwnName
 from fleetlearn_coordinator.plan.plan import Plan
 from fleetlearn_coordinator.storage.ledger import Ledger, Metadata
 from fleetlearn_coordinator.storage.stored_json import decode
@@ -19,17 +20,30 @@ OURS = "no own algorithm"
 WHAT = "what the database says of own algorithms"
 
 
+def own_names(plan: Plan, manifests: Iterable[Manifest]) -> list[OwnName]:
+    """Return what a plan and its bundles name of other packages."""
+    return plan.own_names() + [
+        OwnName(
+            NEXT_STATE, each.coordinator, "the bundle's coordinator", each.coordinator_parameters
+        )
+        for each in (manifest.computation for manifest in manifests)
+        if isinstance(each, FunctionSums)
+    ]
+
+
+def combine_by_own_code(plan: Plan, manifests: Iterable[Manifest]) -> bool:
+    """Return whether an own algorithm has a part in what becomes of updates."""
+    return any(each.point not in ASKED_AT_ONCE for each in own_names(plan, manifests))
+
+
 def own_origins(plan: Plan, manifests: Iterable[Manifest]) -> dict[str, str]:
     """Return where the plan's own algorithms come from: the key that names one -> its name, the
     version of its package and the beginning of its source's SHA-256. ``manifests``: of the plan's
     bundles. Raises ExtensionError."""
-    named = [(each.point, each.name, each.key) for each in plan.own_names()]
-    named += [
-        (NEXT_STATE, manifest.computation.coordinator, "the bundle's coordinator")
-        for manifest in manifests
-        if isinstance(manifest.computation, FunctionSums)
-    ]
-    return {key: str(origin(point, name, key)) for point, name, key in named}
+    return {
+        each.key: str(origin(each.point, each.name, each.key))
+        for each in own_names(plan, manifests)
+    }
 
 
 def look_at_origins(now: dict[str, str], ledger: Ledger) -> tuple[list[str], list[Metadata]]:

@@ -59,7 +59,6 @@ class RunTasks:
             secure=self.secure,
             schedule=self._plan.steps_of(version),
             function=local.function,
-            encoding=self._plan.encoding.own,
             **private._asdict(),
         )
 
